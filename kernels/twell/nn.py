@@ -1,0 +1,293 @@
+"""Feed-forward blocks as torch modules: :class:`GatedFFN` and :class:`FFN`.
+
+Letters: M tokens, D model width, H hidden width.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from twell import ops
+from twell.errors import OptionError, ShapeError
+from twell.formats import Clipped
+from twell.formats._rules import check_overflow
+
+ACTIVATIONS = ("relu", "silu")
+
+
+class FFNStats(NamedTuple):
+    """What a block's neurons did in one call.
+
+    Attributes
+    ----------
+    l0 : Tensor, float32 scalar
+        Mean number of active neurons of a token.
+    l1 : Tensor, float32 scalar
+        Mean over tokens of the sum of ``|h|`` over the hidden units; differentiable.
+    activity : Tensor, int64 [H]
+        Tokens on which each neuron was active.
+    """
+
+    l0: Tensor
+    l1: Tensor
+    activity: Tensor
+
+
+class _Block(nn.Module, ABC):
+    """What both blocks share: sizes, options, flattening, the choice between dense and sparse."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        names: tuple[str, ...],
+        *,
+        activation: str,
+        backend: str,
+        overflow: str,
+        init_std: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("d_hidden", d_hidden)):
+            if size < 1:
+                raise ShapeError(f"{name}={size}: at least 1 is needed")
+        if activation not in ACTIVATIONS:
+            raise OptionError(f"activation={activation!r}: choose one of {', '.join(ACTIVATIONS)}")
+        check_overflow(overflow)
+        ops.check_backend(backend)
+        if activation != "relu" and backend not in ("auto", "dense"):
+            raise OptionError(
+                f"backend={backend!r} with activation={activation!r}: only ReLU gives exact zeros to skip; "
+                'use backend="dense" or activation="relu"'
+            )
+        self.d_model, self.d_hidden = d_model, d_hidden
+        self.activation, self.backend, self.overflow = activation, backend, overflow
+        for name in names:
+            weight_HD = torch.empty(d_hidden, d_model, device=device, dtype=dtype)
+            nn.init.normal_(weight_HD, std=init_std)
+            self.register_parameter(name, nn.Parameter(weight_HD))
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.d_model}, {self.d_hidden}, activation={self.activation!r}, backend={self.backend!r}, "
+            f"overflow={self.overflow!r}"
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block.
+
+        Parameters
+        ----------
+        x : Tensor [..., D]
+
+        Returns
+        -------
+        Tensor [..., D]
+
+        Raises
+        ------
+        ShapeError, DtypeError, DeviceError
+        CapacityError
+            Under ``overflow="raise"``.
+        """
+        x_MD = self._flat(x)
+        if self._runs_dense(x_MD):
+            y_MD = self._down(self._hidden(x_MD)[1])
+        else:
+            y_MD, clipped = self._sparse(x_MD)
+            if clipped:
+                warnings.warn(
+                    f'overflow="clip" dropped {clipped.entries} active neurons in {clipped.rows} rows '
+                    f'(sum of |gate| {clipped.abs_sum:.4g}); "spill" keeps them',
+                    stacklevel=2,
+                )
+        return y_MD.view(x.shape)
+
+    def forward_with_stats(self, x: Tensor) -> tuple[Tensor, FFNStats]:
+        """Apply the block and count: used in training, where the L1 penalty needs a gradient.
+
+        Parameters
+        ----------
+        x : Tensor [..., D]
+
+        Returns
+        -------
+        y : Tensor [..., D]
+        stats : FFNStats
+        """
+        x_MD = self._flat(x)
+        gate_MH, h_MH = self._hidden(x_MD)
+        n_tokens = max(1, x_MD.shape[0])
+        active_MH = self.is_active(gate_MH.detach())
+        activity_H = active_MH.sum(0)
+        stats = FFNStats(
+            l0=activity_H.sum().float() / n_tokens,
+            l1=h_MH.abs().sum(dtype=torch.float32) / n_tokens,
+            activity=activity_H,
+        )
+        return self._down(h_MH).view(x.shape), stats
+
+    def hidden(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gate values and hidden activations, densely, for recording and inspection.
+
+        Parameters
+        ----------
+        x : Tensor [..., D]
+
+        Returns
+        -------
+        gate_MH : Tensor [M, H]
+            After the activation function; a neuron is active where this is not ``<= 0`` (ReLU).
+        h_MH : Tensor [M, H]
+            What the down projection multiplies.
+        """
+        return self._hidden(self._flat(x))
+
+    def is_active(self, gate_MH: Tensor) -> Tensor:
+        """Which neurons count as active: bool, shape of ``gate_MH``."""
+        return ~(gate_MH <= 0) if self.activation == "relu" else gate_MH != 0
+
+    def _activate(self, z_MH: Tensor) -> Tensor:
+        return F.relu(z_MH) if self.activation == "relu" else F.silu(z_MH)
+
+    def _flat(self, x: Tensor) -> Tensor:
+        if x.ndim < 1 or x.shape[-1] != self.d_model:
+            raise ShapeError(f"x has shape {tuple(x.shape)}: the last axis must be d_model = {self.d_model}")
+        return x.reshape(-1, self.d_model)
+
+    def _runs_dense(self, x_MD: Tensor) -> bool:
+        if self.activation != "relu" or self.backend == "dense":
+            return True
+        return self.backend == "auto" and not ops.sparse_pays(x_MD)
+
+    @abstractmethod
+    def _hidden(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
+        """Gate values and hidden activations [M, H]."""
+
+    @abstractmethod
+    def _sparse(self, x_MD: Tensor) -> tuple[Tensor, Clipped]:
+        """The block through the sparse kernels, and what clipping dropped."""
+
+    def _down(self, h_MH: Tensor) -> Tensor:
+        down_HD = self.get_parameter("down_weight")
+        return h_MH @ down_HD
+
+
+class GatedFFN(_Block):
+    """Gated feed-forward block: ``y = (act(x gate^T) * (x up^T)) down``.
+
+    Parameters
+    ----------
+    d_model, d_hidden : int
+        D and H; any sizes.
+    activation : {"relu", "silu"}
+        SiLU gives no exact zeros, so it always runs densely.
+    backend : {"auto", "dense", "reference", "cpu"}
+        ``"auto"`` uses the sparse kernels where they exist for the device and no gradient is needed.
+    overflow : {"spill", "raise", "clip"}
+        What happens to a tile with more active neurons than slots; ``"spill"`` is exact.
+    init_std : float
+        Standard deviation of the initial weights (paper, Table 2: 0.02).
+
+    Attributes
+    ----------
+    gate_weight, up_weight, down_weight : Parameter [H, D]
+        One row per neuron; ``down_weight`` is the transpose of an ``nn.Linear``'s weight.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from twell.nn import GatedFFN
+    >>> block = GatedFFN(64, 300)
+    >>> with torch.inference_mode():
+    ...     block(torch.randn(2, 5, 64)).shape
+    torch.Size([2, 5, 64])
+    """
+
+    gate_weight: nn.Parameter
+    up_weight: nn.Parameter
+    down_weight: nn.Parameter
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        *,
+        activation: str = "relu",
+        backend: str = "auto",
+        overflow: str = "spill",
+        init_std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            d_model,
+            d_hidden,
+            ("gate_weight", "up_weight", "down_weight"),
+            activation=activation,
+            backend=backend,
+            overflow=overflow,
+            init_std=init_std,
+            device=device,
+            dtype=dtype,
+        )
+
+    def _hidden(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
+        gate_MH = self._activate(F.linear(x_MD, self.gate_weight))
+        return gate_MH, gate_MH * F.linear(x_MD, self.up_weight)
+
+    def _sparse(self, x_MD: Tensor) -> tuple[Tensor, Clipped]:
+        return ops.gated_ffn(
+            x_MD,
+            self.gate_weight,
+            self.up_weight,
+            self.down_weight,
+            overflow=self.overflow,
+            backend=self.backend,
+        )
+
+
+class FFN(_Block):
+    """Non-gated feed-forward block: ``y = act(x up^T) down``. Parameters as :class:`GatedFFN`."""
+
+    up_weight: nn.Parameter
+    down_weight: nn.Parameter
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        *,
+        activation: str = "relu",
+        backend: str = "auto",
+        overflow: str = "spill",
+        init_std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            d_model,
+            d_hidden,
+            ("up_weight", "down_weight"),
+            activation=activation,
+            backend=backend,
+            overflow=overflow,
+            init_std=init_std,
+            device=device,
+            dtype=dtype,
+        )
+
+    def _hidden(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
+        h_MH = self._activate(F.linear(x_MD, self.up_weight))
+        return h_MH, h_MH
+
+    def _sparse(self, x_MD: Tensor) -> tuple[Tensor, Clipped]:
+        return ops.ffn(x_MD, self.up_weight, self.down_weight, overflow=self.overflow, backend=self.backend)
