@@ -1,0 +1,158 @@
+"""``python -m twellviz train``: its options, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twellviz.errors import ConfigError
+from twellviz.models.config import ACTIVATIONS, PRESETS
+from twellviz.training.config import DTYPES, OPERATIONAL, TrainConfig
+
+if TYPE_CHECKING:
+    from twellviz.training.loop import TrainResult
+
+_DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
+_STORAGE = (*DTYPES, "float16")
+
+# Option, setting of TrainConfig, type, help. Options not given are absent from the namespace, so that --resume can
+# tell what was asked for.
+_SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
+    ("--steps", "steps", int, "optimiser steps"),
+    ("--batch-size", "batch_size", int, "sequences of one forward pass"),
+    ("--accumulation", "accumulation", int, "forward passes of one step"),
+    ("--seq-len", "seq_len", int, "tokens of a sequence (default: the preset's longest)"),
+    ("--lr", "lr", float, "peak learning rate"),
+    ("--lr-warmup", "lr_warmup_steps", int, "steps of linear rise"),
+    ("--lr-final", "lr_final", float, "share of the peak at which the cosine ends"),
+    ("--weight-decay", "weight_decay", float, "AdamW's, on matrices"),
+    ("--grad-clip", "grad_clip", float, "largest norm of the gradient"),
+    ("--l1", "l1_coefficient", float, "factor of the L1 penalty"),
+    ("--l1-start", "l1_start_step", int, "L1 warm-up: no penalty before this step"),
+    ("--l1-full", "l1_full_step", int, "L1 warm-up: the whole penalty from this step on"),
+    ("--dead-reinit", "dead_reinit", float, "share of fresh noise in gate rows that never fired (paper: 0.1)"),
+    ("--seed", "seed", int, "of weights, order of the text, and noise"),
+    ("--eval-interval", "eval_interval", int, "steps between held-out losses in the log; 0: none"),
+    ("--eval-windows", "eval_windows", int, "sequences of each of them"),
+    ("--checkpoint-interval", "checkpoint_interval", int, "steps between checkpoints; 0: at the end and when stopped"),
+    ("--device", "device", str, "auto, cpu, cuda or cuda:N"),
+    ("--threads", "threads", int, "CPU threads (default: torch's own choice)"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to ``parser``."""
+    parser.argument_default = argparse.SUPPRESS
+    model = parser.add_argument_group("model")
+    model.add_argument("--preset", choices=PRESETS, help="sizes (default: nano)")
+    model.add_argument("--plain", action="store_true", help="feed-forward blocks without a gate")
+    model.add_argument("--activation", choices=ACTIVATIONS, help="relu gives exact zeros (default: relu)")
+    text = parser.add_argument_group("text (default: the shipped text and tokenizer)")
+    text.add_argument("--text", metavar="JSONL", help='JSON lines with "text" to train on')
+    text.add_argument("--validation", metavar="JSONL", help="held-out JSON lines")
+    text.add_argument("--tokenizer", metavar="JSON", help="tokenizer.json; the model gets its vocabulary size")
+    settings = parser.add_argument_group("training")
+    for option, name, kind, text_ in _SETTINGS:
+        default = _DEFAULTS[name]
+        shown = text_ if default is None else f"{text_} (default: {default})"
+        settings.add_argument(option, dest=name, type=kind, metavar=_metavar(kind), help=shown)
+    settings.add_argument("--dtype", choices=DTYPES, help="of the computation (default: float32)")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="gets log.csv, checkpoints/, model.safetensors, training.json (default: runs/PRESET)",
+    )
+    output.add_argument(
+        "--resume",
+        metavar="FOLDER",
+        help="continue the run in FOLDER with its own settings, to the same losses as without the break",
+    )
+    output.add_argument("--storage", choices=_STORAGE, help="dtype of model.safetensors (default: float32)")
+    output.add_argument("--no-progress", action="store_true", help="show no progress bar")
+
+
+def run_cli(args: argparse.Namespace) -> int:
+    """Train, export, print what was measured.
+
+    Returns
+    -------
+    int
+        0; 128 + the signal's number if the run was stopped.
+    """
+    from twellviz.data.tokenizer import Tokenizer
+    from twellviz.data.tokens import load_tokens
+    from twellviz.training.export import export_model
+    from twellviz.training.loop import train
+
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "command_line")}
+    tokenizer = Tokenizer.load(given.get("tokenizer"))
+    config = _config(given, tokenizer.vocab_size if "tokenizer" in given else None)
+    validation_tokens = load_tokens(given.get("validation", "validation"), tokenizer)
+    result = train(
+        config,
+        train_tokens=load_tokens(given.get("text", "train"), tokenizer),
+        validation_tokens=validation_tokens,
+        resume="resume" in given,
+        progress="no_progress" not in given,
+    )
+    assert config.out is not None
+    if result.stopped is not None:
+        print(
+            f"stopped by {result.stopped} after {len(result.history)} of {config.steps} steps; nothing is lost. "
+            f"Continue with: python -m twellviz train --resume {shlex.quote(config.out)}"
+        )
+        return 128 + signal.Signals[result.stopped]
+    record = export_model(
+        result,
+        config.out,
+        tokenizer=tokenizer,
+        validation_tokens=validation_tokens,
+        storage=given.get("storage", "float32"),
+        command=args.command_line,
+    )
+    _report(result, record, Path(config.out))
+    return 0
+
+
+def _config(given: dict[str, Any], vocab_size: int | None) -> TrainConfig:
+    names = [name for _, name, _, _ in _SETTINGS] + ["dtype"]
+    settings = {name: given[name] for name in names if name in given}
+    if "resume" in given:
+        from twellviz.training.state import stored_config
+
+        fixed = [name for name in (*settings, "preset", "plain", "activation", "out") if name in given]
+        if clash := [name for name in fixed if name not in OPERATIONAL or name == "out"]:
+            raise ConfigError(
+                f"--resume with {', '.join(clash)}: a run goes on with its own settings; leave them out, or train into "
+                "another folder"
+            )
+        return replace(stored_config(given["resume"]), **settings)
+    preset = given.get("preset", "nano")
+    model = PRESETS[preset]
+    if "plain" in given:
+        model = replace(model, gated=False)
+    if "activation" in given:
+        model = replace(model, activation=given["activation"])
+    if vocab_size is not None:
+        model = replace(model, vocab_size=vocab_size)
+    return TrainConfig(model=model, out=given.get("out", f"runs/{preset}"), **settings)
+
+
+def _report(result: TrainResult, record: dict[str, Any], folder: Path) -> None:
+    held_out, hidden = record["held_out"], result.config.lm.d_hidden
+    per_layer = ", ".join(f"{l0:.1f}" for l0 in held_out["l0_per_layer"])
+    print(f"trained       {result.config.steps} steps, {record['tokens_seen']:,} tokens, {result.seconds:.0f} s")
+    print(f"held-out loss {held_out['loss']:.3f} (untrained {record['loss_at_start']:.3f})")
+    print(f"without FFN   {held_out['loss_without_ffn']:.3f}")
+    print(f"active        {held_out['l0']:.1f} of {hidden} neurons a token ({held_out['l0_share_of_hidden']:.1%})")
+    print(f"by layer      {per_layer}")
+    print(f"written       {folder / 'model.safetensors'} ({record['storage']}), training.json, log.csv, checkpoints/")
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "N", float: "X"}.get(kind, "NAME")

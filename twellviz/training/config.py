@@ -1,0 +1,216 @@
+"""Settings of a training run, and the two schedules that follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from twellviz.errors import ConfigError
+from twellviz.models.config import PRESETS, LMConfig, require_float, require_int
+
+DTYPES = ("float32", "bfloat16")
+OPERATIONAL = ("out", "device", "threads", "eval_interval", "eval_windows", "checkpoint_interval")
+"""Settings that a resumed run may change; the others decide the losses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of :func:`twellviz.training.train`. The defaults train the shipped ``nano``.
+
+    The paper (Table 2) takes lr 1e-3 with 600 warm-up steps, 1,048,576 tokens a step, and the same betas, eps,
+    weight decay, clipping and initialisation as here.
+
+    Attributes
+    ----------
+    model : LMConfig or str
+        A config, or the name of a preset; it is kept as a config.
+    steps : int
+        Optimiser steps, a fixed number.
+    batch_size, accumulation : int
+        Sequences of one forward pass, and passes of one step. Only their product decides the losses (up to
+        rounding), only ``batch_size`` the memory.
+    seq_len : int, optional
+        Tokens of a sequence; the model's ``max_seq_len`` if not given.
+    lr, lr_warmup_steps, lr_final : float, int, float
+        Peak learning rate; steps of linear rise; share of the peak at which the cosine ends.
+    betas, eps, weight_decay, grad_clip : float
+        AdamW and the largest norm of the gradient. Weight decay applies to matrices, not to norm gains.
+    l1_coefficient : float
+        Factor of the L1 penalty: the sum of ``|h|`` over the hidden units, mean over tokens and layers.
+    l1_start_step, l1_full_step : int
+        L1 warm-up: no penalty before the first, a linear rise up to the second (paper Table 5).
+    dead_reinit : float
+        Dead-gate re-initialisation (paper Table 5: 0.1): after each step, gate rows of neurons that no token of
+        the step fired become ``(1 - dead_reinit) row + dead_reinit N(0, init_std^2)``. 0 turns it off.
+    seed : int
+        Of weights, order of the text, and re-initialisation.
+    eval_interval : int
+        Steps between held-out measurements in the history; 0 measures at the end alone.
+    eval_windows : int, optional
+        Sequences of each of these measurements, spread over the held-out text; all if not given. The one at the
+        end takes all.
+    checkpoint_interval : int
+        Steps between checkpoints; 0 writes one at the end (and when stopped). Needs ``out``.
+    out : str, optional
+        Folder for log and checkpoints; nothing is written without.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+    dtype : {"float32", "bfloat16"}
+        Of the computation; weights and optimiser stay float32.
+    threads : int, optional
+        CPU threads; torch's own number if not given. Another number may give other last bits.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range or contradicts another.
+    """
+
+    model: LMConfig | str = "nano"
+    steps: int = 800
+    batch_size: int = 8
+    accumulation: int = 1
+    seq_len: int | None = None
+    lr: float = 3e-3
+    lr_warmup_steps: int = 20
+    lr_final: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    l1_coefficient: float = 3e-3
+    l1_start_step: int = 0
+    l1_full_step: int = 0
+    dead_reinit: float = 0.0
+    seed: int = 0
+    eval_interval: int = 0
+    eval_windows: int | None = 32
+    checkpoint_interval: int = 0
+    out: str | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, str):
+            if self.model not in PRESETS:
+                raise ConfigError(f"model={self.model!r}: choose one of {', '.join(PRESETS)}, or give an LMConfig")
+            object.__setattr__(self, "model", PRESETS[self.model])
+        elif not isinstance(self.model, LMConfig):
+            raise ConfigError(f"model={self.model!r}: the name of a preset or an LMConfig is needed")
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if self.out is not None:
+            object.__setattr__(self, "out", str(self.out))
+        self._check_numbers()
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas={self.betas}: two numbers from 0 to below 1 are needed")
+        if self.tokens_per_sequence > self.lm.max_seq_len:
+            raise ConfigError(f"seq_len={self.seq_len}: the model takes at most max_seq_len={self.lm.max_seq_len}")
+        for name in ("lr_final", "dead_reinit"):
+            if getattr(self, name) > 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: a share from 0 to 1 is needed")
+        if self.l1_full_step < self.l1_start_step:
+            raise ConfigError(
+                f"l1_full_step={self.l1_full_step} lies before l1_start_step={self.l1_start_step}: the penalty rises "
+                "from the one to the other"
+            )
+        if self.lm.activation != "relu" and self.dead_reinit:
+            raise ConfigError(
+                f"dead_reinit={self.dead_reinit} with activation={self.lm.activation!r}: only ReLU neurons die; set 0"
+            )
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        if self.checkpoint_interval and self.out is None:
+            raise ConfigError(f"checkpoint_interval={self.checkpoint_interval} without out: give a folder to write to")
+
+    def _check_numbers(self) -> None:
+        for name in ("steps", "batch_size", "accumulation"):
+            require_int(name, getattr(self, name), least=1)
+        for name in (
+            "lr_warmup_steps",
+            "l1_start_step",
+            "l1_full_step",
+            "seed",
+            "eval_interval",
+            "checkpoint_interval",
+        ):
+            require_int(name, getattr(self, name), least=0)
+        for name in ("seq_len", "eval_windows", "threads"):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), least=1)
+        for name in ("lr", "eps", "grad_clip"):
+            require_float(name, getattr(self, name), above=0.0)
+        for name in ("lr_final", "weight_decay", "l1_coefficient", "dead_reinit"):
+            require_float(name, getattr(self, name), least=0.0)
+
+    @property
+    def lm(self) -> LMConfig:
+        """The model's config."""
+        assert isinstance(self.model, LMConfig)
+        return self.model
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """``seq_len``, or the model's ``max_seq_len``."""
+        return self.lm.max_seq_len if self.seq_len is None else self.seq_len
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimiser step learns from."""
+        return self.batch_size * self.accumulation * self.tokens_per_sequence
+
+    def learning_rate(self, step: int) -> float:
+        """Rate of a step (from 0): linear rise, then a cosine down to ``lr_final * lr`` at the last step."""
+        if step < self.lr_warmup_steps:
+            return self.lr * (step + 1) / self.lr_warmup_steps
+        share = (step - self.lr_warmup_steps) / max(1, self.steps - 1 - self.lr_warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        return self.lr * (self.lr_final + (1 - self.lr_final) * cosine)
+
+    def l1_at(self, step: int) -> float:
+        """L1 coefficient of a step (from 0)."""
+        if step < self.l1_start_step:
+            return 0.0
+        if step >= self.l1_full_step:
+            return self.l1_coefficient
+        return self.l1_coefficient * (step - self.l1_start_step) / (self.l1_full_step - self.l1_start_step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, for JSON."""
+        return {
+            field.name: self.lm.to_dict() if field.name == "model" else getattr(self, field.name)
+            for field in fields(self)
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The config that :meth:`to_dict` wrote.
+
+        Raises
+        ------
+        ConfigError
+            A setting is unknown or out of range.
+        """
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ConfigError(f"unknown training settings {', '.join(unknown)}: known are {', '.join(sorted(known))}")
+        settings = dict(values)
+        if isinstance(settings.get("model"), Mapping):
+            settings["model"] = LMConfig.from_dict(settings["model"])
+        return cls(**settings)
+
+    def differences(self, other: TrainConfig) -> list[str]:
+        """Settings other than operational ones in which two runs differ: ``"lr: 0.001 and 0.002"``."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        return [
+            f"{name}: {mine[name]} and {theirs[name]}"
+            for name in mine
+            if name not in OPERATIONAL and _plain(mine[name]) != _plain(theirs[name])
+        ]
+
+
+def _plain(value: object) -> object:
+    """JSON gives lists for tuples."""
+    return list(value) if isinstance(value, tuple) else value
