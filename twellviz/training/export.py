@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from twellviz._atomic import write_text_atomically
+from twellviz._machine import processor, versions
 from twellviz.data.tokenizer import Tokenizer
 from twellviz.data.tokens import TokenArray
 from twellviz.errors import ConfigError
@@ -119,26 +118,9 @@ def _loss_at_start(config: TrainConfig, validation_tokens: TokenArray) -> float:
 def _machine(config: TrainConfig, model: torch.nn.Module) -> dict[str, Any]:
     device = next(model.parameters()).device
     cuda = device.type == "cuda"
-    versions = {"python": platform.python_version()}
-    for name in ("twellviz", "torch", "numpy", "tokenizers", "safetensors"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
     return {
-        "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {_processor()}",
+        "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {processor()}",
         "threads": config.threads or torch.get_num_threads(),
         "dtype": config.dtype,
-        "versions": versions,
+        "versions": versions("twellviz", "torch", "numpy", "tokenizers", "safetensors"),
     }
-
-
-def _processor() -> str:
-    """Name of the processor; its architecture where the system does not tell."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
