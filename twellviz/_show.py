@@ -49,7 +49,7 @@ def show(figure: Figure | Axes, *, alt: str, dpi: int = 80) -> None:
     display(bundle, raw=True, metadata={"image/png": {"alt": alt, "needs_background": "light"}})
 
 
-def show_source(module: str, *names: str) -> None:
+def show_source(module: str, *names: str, full: bool = False) -> None:
     """Display functions or classes as they stand in a module's file: the code that runs, not a copy.
 
     The file is parsed, so that a compiled kernel shows as readily as a plain function.
@@ -60,6 +60,8 @@ def show_source(module: str, *names: str) -> None:
         Full name; as a string, because a package may export a function under the name of a module of its own.
     *names : str
         ``"function"`` or ``"Class.method"``.
+    full : bool
+        Show docstrings whole; by default their first line alone.
 
     Raises
     ------
@@ -70,12 +72,13 @@ def show_source(module: str, *names: str) -> None:
         text = inspect.getsource(import_module(module))
     except ImportError as error:
         raise ConfigError(f"module={module!r}: {error}; give its full name, such as twell.reference") from error
-    source = "\n\n".join(_definition(module, text, name) for name in names)
-    bundle = {"text/markdown": f"`{module}`\n```python\n{source}\n```", "text/plain": source}
+    source = "\n\n\n".join(_definition(module, text, name, full=full) for name in names)
+    cut = "" if full else ", docstrings cut to their first line"
+    bundle = {"text/markdown": f"`{module}`{cut}:\n```python\n{source}\n```", "text/plain": source}
     import_module("IPython.display").display(bundle, raw=True)
 
 
-def _definition(module: str, text: str, name: str) -> str:
+def _definition(module: str, text: str, name: str, *, full: bool) -> str:
     body: list[ast.stmt] = ast.parse(text).body
     found: ast.stmt | None = None
     for part in name.split("."):
@@ -84,6 +87,15 @@ def _definition(module: str, text: str, name: str) -> str:
             raise ConfigError(f"name={name!r}: {module} defines no function or class of that name")
         body = found.body
     assert isinstance(found, (ast.FunctionDef, ast.ClassDef))  # the name has at least one part
+    lines = dict(enumerate(text.splitlines(), start=1))
+    docstring = found.body[0]
+    last = docstring.end_lineno or docstring.lineno
+    if not full and ast.get_docstring(found) is not None and last > docstring.lineno:
+        opening = lines[docstring.lineno]
+        quotes = next(quotes for quotes in ('"""', "'''") if quotes in opening)
+        lines[docstring.lineno] = opening.rstrip() + quotes
+        for number in range(docstring.lineno + 1, last + 1):
+            del lines[number]
     first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
-    lines = text.splitlines()[first - 1 : found.end_lineno]
-    return inspect.cleandoc("\n" + "\n".join(lines))
+    shown = [line for number, line in lines.items() if first <= number <= (found.end_lineno or first)]
+    return inspect.cleandoc("\n" + "\n".join(shown))

@@ -5,9 +5,10 @@ Letters: M tokens, D model width, H hidden width.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,15 @@ from twell import ops
 from twell.errors import OptionError, ShapeError
 from twell.formats import Clipped
 from twell.formats._rules import check_overflow
+from twell.plan import BlockShape, plan_training
+from twell.train_ops import ffn_train, gated_ffn_train
 
 ACTIVATIONS = ("relu", "silu")
+
+_DENSE, _SPARSE = 0.0, 1.0
+_UNKNOWN = -1.0
+
+_logger = logging.getLogger("twell")
 
 
 class FFNStats(NamedTuple):
@@ -41,6 +49,8 @@ class FFNStats(NamedTuple):
 
 class _Block(nn.Module, ABC):
     """What both blocks share: sizes, options, flattening, the choice between dense and sparse."""
+
+    plan_state: Tensor
 
     def __init__(
         self,
@@ -70,6 +80,8 @@ class _Block(nn.Module, ABC):
             )
         self.d_model, self.d_hidden = d_model, d_hidden
         self.activation, self.backend, self.overflow = activation, backend, overflow
+        # The way of training steps and the activity it was chosen for; saved, so that a resumed run goes the same way.
+        self.register_buffer("plan_state", torch.tensor([_DENSE, _UNKNOWN], device=device))
         for name in names:
             weight_HD = torch.empty(d_hidden, d_model, device=device, dtype=dtype)
             nn.init.normal_(weight_HD, std=init_std)
@@ -124,16 +136,25 @@ class _Block(nn.Module, ABC):
         stats : FFNStats
         """
         x_MD = self._flat(x)
-        gate_MH, h_MH = self._hidden(x_MD)
         n_tokens = max(1, x_MD.shape[0])
-        active_MH = self.is_active(gate_MH.detach())
-        activity_H = active_MH.sum(0)
-        stats = FFNStats(
-            l0=activity_H.sum().float() / n_tokens,
-            l1=h_MH.abs().sum(dtype=torch.float32) / n_tokens,
-            activity=activity_H,
-        )
-        return self._down(h_MH).view(x.shape), stats
+        if self._trains_sparse(x_MD):
+            y_MD, l1, activity_H = self._sparse_step(x_MD)
+        else:
+            gate_MH, h_MH = self._hidden(x_MD)
+            y_MD = self._down(h_MH)
+            l1 = h_MH.abs().sum(dtype=torch.float32) / n_tokens
+            activity_H = self.is_active(gate_MH.detach()).sum(0)
+        stats = FFNStats(l0=activity_H.sum().float() / n_tokens, l1=l1, activity=activity_H)
+        if self._plans_steps(x_MD) and self.training and torch.is_grad_enabled():
+            self._plan_next_step(x_MD.shape[0], float(stats.l0))
+        return y_MD.view(x.shape), stats
+
+    @property
+    def training_way(self) -> str:
+        """``"sparse"`` or ``"dense"``: how the next training step goes."""
+        if self.backend == "auto":
+            return "sparse" if float(self.plan_state[0]) == _SPARSE else "dense"
+        return "sparse" if self.backend == "cpu" else "dense"
 
     def hidden(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gate values and hidden activations, densely, for recording and inspection.
@@ -168,6 +189,36 @@ class _Block(nn.Module, ABC):
             return True
         return self.backend == "auto" and not ops.sparse_pays(x_MD)
 
+    def _plans_steps(self, x_MD: Tensor) -> bool:
+        return self.backend == "auto" and self.activation == "relu" and x_MD.device.type == "cpu"
+
+    def _trains_sparse(self, x_MD: Tensor) -> bool:
+        if self.overflow == "clip":  # has no gradient
+            return False
+        return self.backend == "cpu" or (self._plans_steps(x_MD) and self.training_way == "sparse")
+
+    def _plan_next_step(self, n_tokens: int, mean_active: float) -> None:
+        # Where bits must repeat from the first call on, a way is not changed behind the caller's back.
+        if torch.are_deterministic_algorithms_enabled():
+            return
+        shape = BlockShape(
+            tokens=n_tokens,
+            d_model=self.d_model,
+            d_hidden=self.d_hidden,
+            gated=isinstance(self, GatedFFN),
+            threads=torch.get_num_threads(),
+        )
+        before = self.training_way
+        plan = plan_training(shape, mean_active, previous=before)
+        self.plan_state.copy_(torch.tensor([_SPARSE if plan.way == "sparse" else _DENSE, mean_active]))
+        if plan.way != before:
+            _logger.info("training step goes %s from now on\n%s", plan.way, plan.explain())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        # Weights from elsewhere know of no plan: they start without one.
+        state_dict.setdefault(f"{prefix}plan_state", torch.tensor([_DENSE, _UNKNOWN]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     @abstractmethod
     def _hidden(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
         """Gate values and hidden activations [M, H]."""
@@ -175,6 +226,10 @@ class _Block(nn.Module, ABC):
     @abstractmethod
     def _sparse(self, x_MD: Tensor) -> tuple[Tensor, Clipped]:
         """The block through the sparse kernels, and what clipping dropped."""
+
+    @abstractmethod
+    def _sparse_step(self, x_MD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Output, L1 and activity through the sparse training step."""
 
     def _down(self, h_MH: Tensor) -> Tensor:
         down_HD = self.get_parameter("down_weight")
@@ -191,7 +246,9 @@ class GatedFFN(_Block):
     activation : {"relu", "silu"}
         SiLU gives no exact zeros, so it always runs densely.
     backend : {"auto", "dense", "reference", "cpu"}
-        ``"auto"`` uses the sparse kernels where they exist for the device and no gradient is needed.
+        ``"auto"`` uses the sparse kernels where they exist for the device: in inference by the neurons that are
+        really active, in :meth:`forward_with_stats` by those of earlier steps (:mod:`twell.plan`). A plain ``forward``
+        that needs a gradient is dense.
     overflow : {"spill", "raise", "clip"}
         What happens to a tile with more active neurons than slots; ``"spill"`` is exact.
     init_std : float
@@ -254,6 +311,9 @@ class GatedFFN(_Block):
             backend=self.backend,
         )
 
+    def _sparse_step(self, x_MD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return gated_ffn_train(x_MD, self.gate_weight, self.up_weight, self.down_weight)
+
 
 class FFN(_Block):
     """Non-gated feed-forward block: ``y = act(x up^T) down``. Parameters as :class:`GatedFFN`."""
@@ -291,3 +351,6 @@ class FFN(_Block):
 
     def _sparse(self, x_MD: Tensor) -> tuple[Tensor, Clipped]:
         return ops.ffn(x_MD, self.up_weight, self.down_weight, overflow=self.overflow, backend=self.backend)
+
+    def _sparse_step(self, x_MD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return ffn_train(x_MD, self.up_weight, self.down_weight)

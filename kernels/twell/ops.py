@@ -8,7 +8,8 @@
 ==========================  ===========================================================================
 
 The Python functions of the same names are the ones to call: they check, apply autocast and take the
-TwELL object apart and together. ``backend="auto"`` takes the fastest one that the device can run.
+TwELL object apart and together. ``backend="auto"`` takes the fastest one that the device can run; on a CPU
+:mod:`twell.plan` then picks the way by the neurons that were really active.
 
 Letters: M tokens, D model width, H hidden width, T tile width, S words of a tile, K spilled tiles.
 """
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 
 from twell import cpu, reference
 from twell._inputs import check_tokens, check_weight
+from twell.cpu.auto import auto_down, auto_ffn
 from twell.errors import DeviceError, OptionError
 from twell.formats import TILE_WIDTH, Clipped, TwELL
 from twell.formats._rules import check_compression, check_overflow
@@ -146,6 +148,10 @@ def _module(backend: str, x_MD: Tensor) -> ModuleType:
     return cpu if backend == "cpu" or (backend == "auto" and device == "cpu") else reference
 
 
+def _follows_plan(backend: str, x_MD: Tensor) -> bool:
+    return backend == "auto" and x_MD.device.type == "cpu"
+
+
 def _check_gradient(overflow: str, *arrays: Tensor) -> None:
     if overflow == "clip" and torch.is_grad_enabled() and any(array.requires_grad for array in arrays):
         raise OptionError(
@@ -206,7 +212,8 @@ def _gated_ffn(
 ) -> tuple[Tensor, Tensor]:
     module = _module(backend, x_MD)
     packed: TwELL = module.gate_pack(x_MD, gate_HD, overflow=overflow)
-    return module.token_ffn(x_MD, packed, up_HD, down_HD), _to_lost(packed.clipped)
+    follow = auto_ffn if _follows_plan(backend, x_MD) else module.token_ffn
+    return follow(x_MD, packed, up_HD, down_HD), _to_lost(packed.clipped)
 
 
 @_gated_ffn.register_fake
@@ -239,7 +246,8 @@ _gated_ffn.register_autograd(_gated_backward, setup_context=_save_gated)
 def _ffn(x_MD: Tensor, up_HD: Tensor, down_HD: Tensor, overflow: str, backend: str) -> tuple[Tensor, Tensor]:
     module = _module(backend, x_MD)
     packed: TwELL = module.gate_pack(x_MD, up_HD, overflow=overflow)
-    return module.token_down(packed, down_HD), _to_lost(packed.clipped)
+    follow = auto_down if _follows_plan(backend, x_MD) else module.token_down
+    return follow(packed, down_HD), _to_lost(packed.clipped)
 
 
 @_ffn.register_fake

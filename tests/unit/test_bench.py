@@ -39,7 +39,14 @@ def test_end_to_end_with_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [result["config"]["density"] for result in record["results"]] == [5.0, 60.0]
     for result in record["results"]:
         names = {(path["name"], path["step"]) for path in result["paths"]}
-        assert {("dense", "forward"), ("token", "forward"), ("dense", "training"), ("sparse", "training")} <= names
+        assert {
+            ("dense", "forward"),
+            ("token", "forward"),
+            ("tile", "forward"),
+            ("auto", "forward"),
+            ("dense", "training"),
+            ("sparse", "training"),
+        } <= names
         assert all(path["right"] and path["median_ms"] > 0 for path in result["paths"])
         held = {path["name"]: path["held_bytes"] for path in result["paths"] if path["step"] == "training"}
         assert held["sparse"] < held["dense"]

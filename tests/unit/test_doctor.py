@@ -6,7 +6,6 @@ import importlib.metadata
 
 import pytest
 import torch
-
 from twell import cpu, doctor
 
 

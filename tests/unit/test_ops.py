@@ -6,7 +6,9 @@ import pytest
 import torch
 import twell
 from twell import DeviceError, DtypeError, OptionError, ShapeError, TwELL, ops, reference
+from twell.cpu import auto
 from twell.nn import FFN, GatedFFN
+from twell.plan import LayerPlan
 
 from tests.helpers import DTYPES, assert_same_bits, relu_kept, tile_with
 
@@ -142,6 +144,61 @@ def test_auto_is_sparse_without_gradient_and_equal(cls: type) -> None:
     dense = block(x).detach()
     with torch.inference_mode():
         torch.testing.assert_close(block(x), dense, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["dense", "token", "tile"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_every_way_of_auto_is_exact(way: str, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "plan_for", lambda *_, **__: LayerPlan(way, block=4))
+    x, gate, up, down = integers(9, 8), integers(300, 8), integers(300, 8), integers(300, 8)
+    if gated:
+        y, _ = ops.gated_ffn(x, gate, up, down)
+        assert_same_bits(y, dense_gated(x, gate, up, down).float())
+    else:
+        y, _ = ops.ffn(x, up, down)
+        assert_same_bits(y, (relu_kept(x @ up.T).double() @ down.double()).float())
+    # A neuron that nobody fires adds nothing, whatever its weights.
+    first = gate if gated else up
+    first[7] = -1.0
+    down[7] = float("inf")
+    x = x.abs() + 1
+    y = ops.gated_ffn(x, gate, up, down)[0] if gated else ops.ffn(x, up, down)[0]
+    assert y.isfinite().all()
+
+
+def test_a_layer_that_thins_out_trains_sparsely_and_remembers() -> None:
+    block = GatedFFN(256, 2048, init_std=0.05)
+    with torch.no_grad():
+        block.gate_weight[:, 0] = -20.0
+    x = torch.randn(512, 256, requires_grad=True)
+    assert block.training_way == "dense"
+    block.forward_with_stats(x)
+    x.data[:, 0] = 1.0  # now almost nothing fires
+    block.forward_with_stats(x)
+    assert block.training_way == "sparse"
+    expected = torch.autograd.grad(block(x).sum(), x)[0]
+    y, stats = block.forward_with_stats(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], expected, rtol=1e-4, atol=1e-5)
+    assert stats.l0 < 20
+
+    twin = GatedFFN(256, 2048)
+    twin.load_state_dict(block.state_dict())
+    assert twin.training_way == "sparse"
+    weights = {name: tensor for name, tensor in block.state_dict().items() if name != "plan_state"}
+    twin.load_state_dict(weights)
+    assert twin.training_way == "dense"
+
+    block.eval()
+    before = block.plan_state.clone()
+    with torch.no_grad():
+        block.forward_with_stats(-x)
+    assert_same_bits(block.plan_state, before)
+    torch.use_deterministic_algorithms(True)
+    try:
+        block.train().forward_with_stats(x.detach() * 0 - 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same_bits(block.plan_state, before)
 
 
 def test_silu_has_nothing_to_skip() -> None:

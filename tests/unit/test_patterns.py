@@ -10,9 +10,9 @@ import os
 
 import pytest
 import torch
+from twell import ELL, CapacityError, Hybrid, TwELL, cpu, reference
 
 from tests.helpers import assert_same_bits
-from twell import ELL, CapacityError, Hybrid, TwELL, cpu, reference
 from twellviz.data import load_pattern
 
 FOLDER = os.environ.get("TWELL_PATTERNS")

@@ -52,9 +52,13 @@ def test_feed_forward_is_exact_on_small_integers(h_MH: Tensor, block: int, gated
     packed = TwELL.from_dense(h_MH)
     union = TileUnion.from_twell(packed, block=block)
     if gated:
-        assert_same_bits(cpu.tile_ffn(x, union, up, down), reference.token_ffn(x, packed, up, down))
+        expected = reference.token_ffn(x, packed, up, down)
+        assert_same_bits(cpu.tile_ffn(x, union, up, down), expected)
+        assert_same_bits(cpu.token_ffn(x, packed, up, down), expected)
     else:
-        assert_same_bits(cpu.tile_down(union, down), reference.token_down(packed, down))
+        expected = reference.token_down(packed, down)
+        assert_same_bits(cpu.tile_down(union, down), expected)
+        assert_same_bits(cpu.token_down(packed, down), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,16 +73,27 @@ def test_error_against_fp64(dtype: torch.dtype) -> None:
 
 def test_bits_repeat_whatever_the_threads() -> None:
     x, up, down = (torch.randn(n, 64) for n in (300, 900, 900))
-    union = TileUnion.from_dense(torch.randn(300, 900) - 1.5, block=32)
+    gate = torch.randn(300, 900) - 1.5
+    union, packed = TileUnion.from_dense(gate, block=32), TwELL.from_dense(gate)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 1):
             torch.set_num_threads(threads)
-            results.append(cpu.tile_ffn(x, union, up, down))
+            results.append((cpu.tile_ffn(x, union, up, down), cpu.token_ffn(x, packed, up, down)))
     finally:
         torch.set_num_threads(before)
-    assert_same_bits(results[0], results[1])
-    assert_same_bits(results[0], results[2])
+    for tile, token in results[1:]:
+        assert_same_bits(tile, results[0][0])
+        assert_same_bits(token, results[0][1])
+
+
+@pytest.mark.parametrize("width", [1, 1023, 1024, 1025, 2500])
+def test_widths_around_a_strip(width: int) -> None:
+    gate = torch.randn(5, 300)
+    x, up, down = (torch.randint(-1, 2, (n, width)).float() for n in (5, 300, 300))
+    gate = gate.sign() * torch.randint(1, 4, gate.shape)
+    packed = TwELL.from_dense(gate)
+    assert_same_bits(cpu.token_ffn(x, packed, up, down), reference.token_ffn(x, packed, up, down))
 
 
 def test_weights_that_are_not_finite_reach_only_who_fires_them() -> None:

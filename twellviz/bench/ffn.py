@@ -162,7 +162,7 @@ def _run(config: BenchConfig, progress: Callable[[str], None]) -> BenchResult:
     packed = cpu.gate_pack(layer.x_MD, layer.gate_HD)
     results: list[PathResult] = []
     floor: list[float] = []
-    steps: list[tuple[str, list[Path]]] = [("forward", forward_paths(layer, packed, gated=config.gated))]
+    steps: list[tuple[str, list[Path]]] = [("forward", forward_paths(layer, gated=config.gated))]
     if config.train:
         steps.append(("training", training_paths(layer, gated=config.gated)))
     for step, paths in steps:
@@ -204,10 +204,9 @@ def _milliseconds(run: Callable[[], object]) -> float:
 def _truth(layer: Layer, gated: bool, *, training: bool) -> list[Tensor]:
     """Output, or output, L1 and gradients, in float64 from the gate values as they are stored."""
     x_MD, gate_HD, up_HD, down_HD = (array.double().requires_grad_(training) for array in layer)
-    gate_MH = F.relu(F.linear(x_MD, gate_HD))
     # Which neurons fire is decided by the stored, rounded value; float64 may differ within rounding of zero.
     stored_MH = F.relu(F.linear(layer.x_MD, layer.gate_HD)).double()
-    gate_MH = gate_MH * (stored_MH > 0) if training else stored_MH
+    gate_MH = F.linear(x_MD, gate_HD) * (stored_MH > 0) if training else stored_MH
     h_MH = gate_MH * F.linear(x_MD, up_HD) if gated else gate_MH
     y_MD = h_MH @ down_HD
     if not training:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from twell import cpu
-from twell.formats import TwELL
+from twell import cpu, ops
+from twell.cpu.auto import plan_for
 from twell.train_ops import ffn_train, gated_ffn_train
 
 from twellviz.bench.synthetic import Layer
+
+TILE_BLOCK = 128
+"""Tokens of a union tile in the ``tile`` path."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Path:
     note: str = ""
 
 
-def forward_paths(layer: Layer, packed: TwELL, *, gated: bool) -> list[Path]:
+def forward_paths(layer: Layer, *, gated: bool) -> list[Path]:
     """Inference from the tokens to the output, dense first."""
     x_MD, gate_HD, up_HD, down_HD = layer
 
@@ -47,7 +50,23 @@ def forward_paths(layer: Layer, packed: TwELL, *, gated: bool) -> list[Path]:
         fresh = cpu.gate_pack(x_MD, gate_HD)
         return [cpu.token_ffn(x_MD, fresh, up_HD, down_HD) if gated else cpu.token_down(fresh, down_HD)]
 
-    return [Path("dense", dense), Path("token", token)]
+    def tile() -> Sequence[Tensor]:
+        union = cpu.to_union(cpu.gate_pack(x_MD, gate_HD), block=TILE_BLOCK)
+        return [cpu.tile_ffn(x_MD, union, up_HD, down_HD) if gated else cpu.tile_down(union, down_HD)]
+
+    def auto() -> Sequence[Tensor]:
+        with torch.no_grad():
+            if gated:
+                return [ops.gated_ffn(x_MD, gate_HD, up_HD, down_HD)[0]]
+            return [ops.ffn(x_MD, gate_HD, down_HD)[0]]
+
+    plan = plan_for(cpu.gate_pack(x_MD, gate_HD), x_MD.shape[1], gated=gated)
+    return [
+        Path("dense", dense),
+        Path("token", token),
+        Path("tile", tile, note=f"B = {TILE_BLOCK}"),
+        Path("auto", auto, note=f"goes {plan.way}"),
+    ]
 
 
 def training_paths(layer: Layer, *, gated: bool) -> list[Path]:

@@ -23,6 +23,9 @@ RATE_SIGMA = 1.0
 ROW_SIGMA = 0.1
 """Spread of feature 0, which makes some tokens fire many more neurons than others."""
 
+MARGIN = 1e-5
+"""Least distance of a pre-activation from zero; a float32 sum of products of this size is off by about 1e-6."""
+
 
 class Layer(NamedTuple):
     """Tokens and weights of one block: x [M, D] and gate, up, down [H, D]."""
@@ -34,7 +37,8 @@ class Layer(NamedTuple):
 
 
 def make_layer(tokens: int, width: int, hidden: int, density: float, *, dtype: torch.dtype, seed: int) -> Layer:
-    """Draw a layer that fires ``density`` neurons a token on average, measured in fp32 before rounding to ``dtype``.
+    """Draw a layer that fires ``density`` neurons a token on average, measured in fp32 before rounding to ``dtype``;
+    no pre-activation is within rounding of zero.
 
     Raises
     ------
@@ -70,7 +74,22 @@ def make_layer(tokens: int, width: int, hidden: int, density: float, *, dtype: t
         low, high = (middle, high) if active < density else (low, middle)
     gate_HD[:, 0] = -_thresholds(rate_H, high)
     up_HD, down_HD = (normal(hidden, width) / width**0.5 for _ in range(2))
-    return Layer(*(array.to(dtype) for array in (x_MD, gate_HD, up_HD, down_HD)))
+    layer = Layer(*(array.to(dtype) for array in (x_MD, gate_HD, up_HD, down_HD)))
+    _keep_from_zero(layer)
+    return layer
+
+
+def _keep_from_zero(layer: Layer) -> None:
+    """Move the thresholds of neurons whose pre-activation is within rounding of zero for some token.
+
+    Whether such a neuron fires depends on the order of summation, so two right kernels could differ there.
+    """
+    for _ in range(20):
+        z_MH = layer.x_MD.double() @ layer.gate_HD.double().T
+        undecided_H = (z_MH.abs() < MARGIN).any(0)
+        if not undecided_H.any():
+            return
+        layer.gate_HD[undecided_H, 0] *= 1.01
 
 
 def _thresholds(rate_H: Tensor, log_scale: float) -> Tensor:

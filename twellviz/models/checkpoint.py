@@ -70,7 +70,7 @@ def save_checkpoint(
     if dtype is not None and dtype not in STORED_DTYPES:
         raise ConfigError(f"dtype={dtype}: choose one of {', '.join(map(str, STORED_DTYPES))}")
     tensors = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _weights(model).items():
         stored = tensor.detach().to("cpu", dtype).contiguous()
         if bool((stored.isinf() & ~tensor.detach().cpu().isinf()).any()):
             raise CheckpointError(f"dtype={dtype}: a weight of {name} is too large for it; store float32 or bfloat16")
@@ -120,11 +120,16 @@ def load_checkpoint(
         raise CheckpointError(f"{os.fspath(path)}: n_layers={cfg.n_layers} in its config, but {len(tensors)} tensors")
     with torch.device("meta"):
         model = LM(cfg)
-    check_tensors(tensors, {name: tuple(t.shape) for name, t in model.state_dict().items()}, path)
+    check_tensors(tensors, {name: tuple(t.shape) for name, t in _weights(model).items()}, path)
     weights = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(True)
     return model.eval()
+
+
+def _weights(model: LM) -> dict[str, Tensor]:
+    """The state of a model without the plans of its training steps, which belong to a run."""
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(".plan_state")}
 
 
 def read_checkpoint_info(path: str | os.PathLike[str]) -> CheckpointInfo:

@@ -94,3 +94,12 @@ def row_of(w32_HD: Array, w16_HD: Array, kind: int, n: int, scratch_D: Array) ->
         return w32_HD[n]  # type: ignore[no-any-return]
     widen_row(w16_HD[n], kind, scratch_D)
     return scratch_D
+
+
+@device
+def strip_of(w32_HD: Array, w16_HD: Array, kind: int, n: int, left: int, right: int, scratch: Array) -> Array:
+    """Columns ``left`` to ``right - 1`` of row ``n`` in float32; see :func:`row_of`."""
+    if kind == FP32:
+        return w32_HD[n, left:right]
+    widen_row(w16_HD[n, left:right], kind, scratch[: right - left])
+    return scratch[: right - left]

@@ -3,8 +3,8 @@
 For each token and each of its active neurons n: ``y += gate_n * (x . up_n) * down_n`` (paper, section 3.2). A token
 reads two rows of weights for each active neuron and nothing else.
 
-Letters: M tokens, D model width, H hidden width, T tile width (256), S words of a tile, K spilled tiles,
-C runs of tokens.
+Letters: M tokens, D model width, H hidden width, B tokens of a run, S columns of a strip, E entries of a run,
+N active entries, C runs of tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ from torch import Tensor
 
 from twell._inputs import check_packed, check_tokens, check_weight
 from twell.cpu._launch import device, kernel, n_threads
-from twell.cpu._storage import BF16, FP32, Array, Scalar, as_matrix, fp16_to_fp32_bits, row_of
+from twell.cpu._storage import BF16, FP32, Array, Scalar, as_matrix, fp16_to_fp32_bits, strip_of
 from twell.cpu.pack import check_cpu
 from twell.formats import TwELL
+
+STRIP = 1024
+"""Columns of a strip. With runs of 256 tokens, strips of 512 to 2048 columns measured alike and shorter ones or runs
+worse (two Sapphire Rapids cores with 2 MiB of L2 each, fp32, 512 tokens, D=2048, H=5632, 29 active, 2026-12-01)."""
+
+TOKENS_PER_RUN = 256
 
 RUNS_PER_THREAD = 8
 """Runs of tokens that a thread works through, so that threads end together although tokens differ."""
@@ -97,18 +103,21 @@ def equal_runs(work_M: Array, n_runs: int) -> Array:
 
 
 def _run(x_MD: Tensor, packed: TwELL, up_HD: Tensor, down_HD: Tensor, *, gated: bool) -> Tensor:
+    from twell.cpu.rows import to_rows  # rows.py reads words with the helpers below
+
     y_MD = torch.empty(packed.shape[0], down_HD.shape[1], dtype=torch.float32)
+    row_start, column_N, value_N = (array.numpy() for array in to_rows(packed))
     # A token costs its neurons, and a little even where it has none.
-    work_M = packed.counts().numpy() + 1
-    _token_rows(
+    bounds = equal_runs(np.diff(row_start) + 1, max(n_threads(), -(-packed.shape[0] // TOKENS_PER_RUN)))
+    _token_runs(
         *as_matrix(x_MD)[:2],
-        packed.words.numpy().reshape(packed.shape[0], packed.n_tiles, packed.slots),
-        packed.spill_start.numpy(),
-        *as_matrix(packed.spill_values)[:2],
         *as_matrix(up_HD)[:2],
         *as_matrix(down_HD),
+        row_start,
+        column_N,
+        value_N,
         gated,
-        equal_runs(work_M, RUNS_PER_THREAD * n_threads()),
+        bounds,
         y_MD.numpy(),
     )
     return y_MD.to(down_HD.dtype)
@@ -141,59 +150,68 @@ def add_scaled(scale: Scalar, row_D: Array, y_D: Array) -> None:
 
 
 @kernel
-def _token_rows(
+def _token_runs(
     x32_MD: Array,
     x16_MD: Array,
-    words_MTS: Array,
-    spill_start: Array,
-    spill32_KT: Array,
-    spill16_KT: Array,
     up32_HD: Array,
     up16_HD: Array,
     down32_HD: Array,
     down16_HD: Array,
     kind: int,
+    row_start: Array,
+    column_N: Array,
+    value_N: Array,
     gated: bool,
     bounds_C: Array,
     y_MD: Array,
 ) -> None:
-    """``y[m] = sum over active n of value * (x[m] . up[n] if gated else 1) * down[n]``."""
-    n_hidden = max(down32_HD.shape[0], down16_HD.shape[0])
-    n_tiles, slots = words_MTS.shape[1], words_MTS.shape[2]
-    narrow = words_MTS.itemsize == 4
+    """``y[m] = sum over active n of value * (x[m] . up[n] if gated else 1) * down[n]``.
+
+    A run's entries are sorted by neuron, so that a weight row that several of its tokens need is fetched once, and
+    its columns are taken in strips, so that the strips of all its tokens stay in the core's own cache. Neither changes
+    the order in which a token's terms are added: the bits do not depend on the runs.
+    """
+    n_hidden, width = max(down32_HD.shape[0], down16_HD.shape[0]), y_MD.shape[1]
     for run in prange(bounds_C.shape[0] - 1):
-        width = y_MD.shape[1]
-        x_scratch, up_scratch, down_scratch = (
-            np.empty(width, np.float32),
-            np.empty(width, np.float32),
-            np.empty(width, np.float32),
+        first, stop = bounds_C[run], bounds_C[run + 1]
+        begin, n_entries = row_start[first], row_start[stop] - row_start[first]
+        neuron_H = np.zeros(n_hidden + 1, np.int64)
+        for e in range(n_entries):
+            neuron_H[column_N[begin + e] + 1] += 1
+        for n in range(n_hidden):
+            neuron_H[n + 1] += neuron_H[n]
+        token_E, entry_E, h_E = (
+            np.empty(n_entries, np.int64),
+            np.empty(n_entries, np.int64),
+            np.empty(n_entries, np.float32),
         )
-        for m in range(bounds_C[run], bounds_C[run + 1]):
-            y_D = y_MD[m]
-            y_D[:] = 0
-            x_D = row_of(x32_MD, x16_MD, kind, m, x_scratch) if gated else x_scratch
-            spill = spill_start[m]
-            for tile in range(n_tiles):
-                count = words_MTS[m, tile, 0]
-                spilled = count >= slots
-                entries = min(256, n_hidden - tile * 256) if spilled else count
-                for i in range(entries):
-                    if spilled:
-                        n: Scalar = tile * 256 + i
-                        value = spill32_KT[spill, i] if kind == FP32 else bits_to_fp32(spill16_KT[spill, i], kind)
-                        if value == 0:
-                            continue
-                    else:
-                        word: Scalar = np.int64(words_MTS[m, tile, 1 + i])
-                        if narrow:
-                            n = word & 0xFFFF
-                            value = bits_to_fp32((word >> 16) & 0xFFFF, kind)
-                        else:
-                            n = word & 0xFFFFFFFF
-                            value = bits_to_fp32((word >> 32) & 0xFFFFFFFF, FP32)
-                    h = value
-                    if gated:
-                        h = value * dot(x_D, row_of(up32_HD, up16_HD, kind, n, up_scratch))
-                    add_scaled(h, row_of(down32_HD, down16_HD, kind, n, down_scratch), y_D)
-                if spilled:
-                    spill += 1
+        next_H = neuron_H.copy()
+        for m in range(first, stop):
+            y_MD[m, :] = 0
+            for e in range(row_start[m], row_start[m + 1]):
+                place = next_H[column_N[e]]
+                next_H[column_N[e]] = place + 1
+                token_E[place] = m
+                entry_E[place] = e
+                h_E[place] = 0 if gated else value_N[e]
+        scratch = np.empty(STRIP, np.float32)
+        if gated:
+            x_BS = np.empty((stop - first, min(STRIP, width)), np.float32)
+            for left in range(0, width, STRIP):
+                right = min(width, left + STRIP)
+                for m in range(first, stop):
+                    x_BS[m - first, : right - left] = strip_of(x32_MD, x16_MD, kind, m, left, right, scratch)
+                for n in range(n_hidden):
+                    if neuron_H[n] < neuron_H[n + 1]:
+                        up_S = strip_of(up32_HD, up16_HD, kind, n, left, right, scratch)
+                        for place in range(neuron_H[n], neuron_H[n + 1]):
+                            h_E[place] += dot(x_BS[token_E[place] - first, : right - left], up_S)
+            for place in range(n_entries):
+                h_E[place] *= value_N[entry_E[place]]
+        for left in range(0, width, STRIP):
+            right = min(width, left + STRIP)
+            for n in range(n_hidden):
+                if neuron_H[n] < neuron_H[n + 1]:
+                    down_S = strip_of(down32_HD, down16_HD, kind, n, left, right, scratch)
+                    for place in range(neuron_H[n], neuron_H[n + 1]):
+                        add_scaled(h_E[place], down_S, y_MD[token_E[place], left:right])
