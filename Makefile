@@ -40,6 +40,7 @@ lint: $(BIN)/.installed
 	$(BIN)/mypy
 
 unit: $(BIN)/.installed
+	$(BIN)/python -m pytest --doctest-modules kernels/twell twellviz
 	$(BIN)/python -m pytest tests
 
 nbval: $(BIN)/.installed

@@ -1,0 +1,69 @@
+"""Figures of traces, training runs and packed layouts.
+
+Axes-level functions are called as ``f(data, *, ax=None, ...)`` and return the Axes; the figure-level ones,
+:func:`training_curves` and :func:`compare_layouts`, return the Figure. The numbers behind a picture come from a
+function of their own (``*_table``), and :func:`describe` says in a sentence what a picture shows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twellviz._lazy import lazy
+
+if TYPE_CHECKING:
+    from twellviz.plots.alternative import describe
+    from twellviz.plots.heatmap import heatmap_table, layer_token_heatmap
+    from twellviz.plots.layouts import compare_layouts, dense_layout, ell_layout, hybrid_layout, twell_layout
+    from twellviz.plots.profiles import layer_profile, layer_profile_table, position_profile, position_profile_table
+    from twellviz.plots.slots import bytes_table, layout_table
+    from twellviz.plots.style import PALETTE
+    from twellviz.plots.training import dead_curve, l0_curve, loss_curve, training_curves, training_table
+
+_WHERE = {
+    "PALETTE": "style",
+    "bytes_table": "slots",
+    "compare_layouts": "layouts",
+    "dead_curve": "training",
+    "dense_layout": "layouts",
+    "describe": "alternative",
+    "ell_layout": "layouts",
+    "heatmap_table": "heatmap",
+    "hybrid_layout": "layouts",
+    "l0_curve": "training",
+    "layer_profile": "profiles",
+    "layer_profile_table": "profiles",
+    "layer_token_heatmap": "heatmap",
+    "layout_table": "slots",
+    "loss_curve": "training",
+    "position_profile": "profiles",
+    "position_profile_table": "profiles",
+    "training_curves": "training",
+    "training_table": "training",
+    "twell_layout": "layouts",
+}
+
+__all__ = [
+    "PALETTE",
+    "bytes_table",
+    "compare_layouts",
+    "dead_curve",
+    "dense_layout",
+    "describe",
+    "ell_layout",
+    "heatmap_table",
+    "hybrid_layout",
+    "l0_curve",
+    "layer_profile",
+    "layer_profile_table",
+    "layer_token_heatmap",
+    "layout_table",
+    "loss_curve",
+    "position_profile",
+    "position_profile_table",
+    "training_curves",
+    "training_table",
+    "twell_layout",
+]
+
+__getattr__ = lazy(__name__, _WHERE)
