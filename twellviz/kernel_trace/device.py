@@ -1,0 +1,64 @@
+"""Run a learner's kernel where Numba can: on a GPU, or in its simulator if that is switched on. Letters: none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twellviz.kernel_trace.launch import as_memory
+
+
+class DeviceRun(NamedTuple):
+    """Where a kernel ran, and its array arguments afterwards by position."""
+
+    name: str
+    arrays: Mapping[int, NDArray[Any]]
+
+
+def run_on_device(
+    function: FunctionType, grid: int | tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]
+) -> DeviceRun | None:
+    """Compile and run a kernel on copies of its arguments.
+
+    Parameters
+    ----------
+    function : function
+        Its global ``cuda`` must be numba's, as after ``from twell.cuda_target import cuda``.
+    grid, block : int or tuple of int
+    arguments : sequence
+        NumPy arrays, CPU tensors and numbers.
+
+    Returns
+    -------
+    DeviceRun or None
+        None where there is neither a GPU nor the simulator.
+    """
+    name = _device_name()
+    if name is None:
+        return None
+    cuda = import_module("twell.cuda_target").cuda
+    memories = [as_memory(f"argument {place}", value) for place, value in enumerate(arguments)]
+    given: list[Any] = [
+        value if memory is None else cuda.to_device(np.ascontiguousarray(memory))
+        for memory, value in zip(memories, arguments, strict=True)
+    ]
+    cuda.jit(function)[grid, block](*given)
+    return DeviceRun(
+        name, {place: given[place].copy_to_host() for place, memory in enumerate(memories) if memory is not None}
+    )
+
+
+def _device_name() -> str | None:
+    if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
+        return "Numba's simulator"
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (7, 5):
+        return None
+    return str(torch.cuda.get_device_name())
