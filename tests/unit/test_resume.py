@@ -245,3 +245,28 @@ def test_write_atomically_leaves_the_old_file_when_writing_fails(tmp_path: Path)
     plain.touch()
     write_atomically(path, lambda temporary: save_file({"a": torch.zeros(1)}, temporary))
     assert path.stat().st_mode == plain.stat().st_mode
+
+
+class _Broken(RuntimeError):
+    """Ends a run where no signal handler sees it."""
+
+
+def test_a_layers_way_is_resumed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without the cost of starting kernels even layers this small go sparsely once they have thinned out.
+    monkeypatch.setattr("twell.plan._CALL", 0.0)
+    whole = run(tmp_path / "whole", steps=40)
+    ways = [layer.ffn.training_way for layer in whole.model.layers]
+    assert "sparse" in ways
+
+    def stop(row: dict[str, float]) -> None:
+        if row["step"] == 31:
+            raise _Broken
+
+    broken = replace(CONFIG, out=str(tmp_path / "broken"), steps=40)
+    arguments: dict[str, Any] = {"train_tokens": TEXT, "validation_tokens": TEXT[:200], "progress": False}
+    with pytest.raises(_Broken):
+        train(broken, on_step=stop, **arguments)
+    resumed = train(broken, resume=True, **arguments)
+    assert numbers(resumed.history) == numbers(whole.history)
+    for layer, other in zip(whole.model.layers, resumed.model.layers, strict=True):
+        assert torch.equal(layer.ffn.plan_state, other.ffn.plan_state)
