@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,20 +50,20 @@ class FFNStats(NamedTuple):
 class _Block(nn.Module, ABC):
     """What both blocks share: sizes, options, flattening, the choice between dense and sparse."""
 
+    weight_names: ClassVar[tuple[str, ...]]
     plan_state: Tensor
 
     def __init__(
         self,
         d_model: int,
         d_hidden: int,
-        names: tuple[str, ...],
         *,
-        activation: str,
-        backend: str,
-        overflow: str,
-        init_std: float,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        activation: str = "relu",
+        backend: str = "auto",
+        overflow: str = "spill",
+        init_std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         for name, size in (("d_model", d_model), ("d_hidden", d_hidden)):
@@ -82,7 +82,7 @@ class _Block(nn.Module, ABC):
         self.activation, self.backend, self.overflow = activation, backend, overflow
         # The way of training steps and the activity it was chosen for; saved, so that a resumed run goes the same way.
         self.register_buffer("plan_state", torch.tensor([_DENSE, _UNKNOWN], device=device))
-        for name in names:
+        for name in self.weight_names:
             weight_HD = torch.empty(d_hidden, d_model, device=device, dtype=dtype)
             nn.init.normal_(weight_HD, std=init_std)
             self.register_parameter(name, nn.Parameter(weight_HD))
@@ -272,30 +272,7 @@ class GatedFFN(_Block):
     gate_weight: nn.Parameter
     up_weight: nn.Parameter
     down_weight: nn.Parameter
-
-    def __init__(
-        self,
-        d_model: int,
-        d_hidden: int,
-        *,
-        activation: str = "relu",
-        backend: str = "auto",
-        overflow: str = "spill",
-        init_std: float = 0.02,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            d_model,
-            d_hidden,
-            ("gate_weight", "up_weight", "down_weight"),
-            activation=activation,
-            backend=backend,
-            overflow=overflow,
-            init_std=init_std,
-            device=device,
-            dtype=dtype,
-        )
+    weight_names = ("gate_weight", "up_weight", "down_weight")
 
     def _hidden(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
         gate_MH = self._activate(F.linear(x_MD, self.gate_weight))
@@ -320,30 +297,7 @@ class FFN(_Block):
 
     up_weight: nn.Parameter
     down_weight: nn.Parameter
-
-    def __init__(
-        self,
-        d_model: int,
-        d_hidden: int,
-        *,
-        activation: str = "relu",
-        backend: str = "auto",
-        overflow: str = "spill",
-        init_std: float = 0.02,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            d_model,
-            d_hidden,
-            ("up_weight", "down_weight"),
-            activation=activation,
-            backend=backend,
-            overflow=overflow,
-            init_std=init_std,
-            device=device,
-            dtype=dtype,
-        )
+    weight_names = ("up_weight", "down_weight")
 
     def _hidden(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
         h_MH = self._activate(F.linear(x_MD, self.up_weight))

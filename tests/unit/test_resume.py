@@ -247,7 +247,7 @@ def test_write_atomically_leaves_the_old_file_when_writing_fails(tmp_path: Path)
     assert path.stat().st_mode == plain.stat().st_mode
 
 
-class _Broken(RuntimeError):
+class _BrokenError(RuntimeError):
     """Ends a run where no signal handler sees it."""
 
 
@@ -260,11 +260,11 @@ def test_a_layers_way_is_resumed_with_it(tmp_path: Path, monkeypatch: pytest.Mon
 
     def stop(row: dict[str, float]) -> None:
         if row["step"] == 31:
-            raise _Broken
+            raise _BrokenError
 
     broken = replace(CONFIG, out=str(tmp_path / "broken"), steps=40)
     arguments: dict[str, Any] = {"train_tokens": TEXT, "validation_tokens": TEXT[:200], "progress": False}
-    with pytest.raises(_Broken):
+    with pytest.raises(_BrokenError):
         train(broken, on_step=stop, **arguments)
     resumed = train(broken, resume=True, **arguments)
     assert numbers(resumed.history) == numbers(whole.history)
