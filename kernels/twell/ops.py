@@ -175,7 +175,8 @@ def _to_lost(clipped: Clipped) -> Tensor:
 def autocast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
     """The arrays in the dtype of the autocast region around the call, if there is one."""
     device = arrays[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    # Other devices, "meta" among them, have no autocast to ask about.
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return arrays
     dtype = torch.get_autocast_dtype(device)
     return tuple(array.to(dtype) for array in arrays)

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from twellviz._machine import versions
 from twellviz.data import Document, Tokenizer
 from twellviz.data.tokenizer import END_OF_TEXT
 from twellviz.errors import ConfigError, TextError, TraceError
@@ -130,8 +130,7 @@ def record(
             "date": datetime.now(UTC).date().isoformat(),
             "device": str(run_device),
             "tokenizer_sha256": tokenizer.sha256,
-            "torch": torch.__version__,
-            "twellviz": version("twellviz"),
+            **versions("torch", "twellviz"),
         },
     )
 
