@@ -190,7 +190,7 @@ class _Block(nn.Module, ABC):
         return self.backend == "auto" and not ops.sparse_pays(x_MD)
 
     def _plans_steps(self, x_MD: Tensor) -> bool:
-        return self.backend == "auto" and self.activation == "relu" and x_MD.device.type == "cpu"
+        return self.backend == "auto" and self.activation == "relu" and ops.has_kernel(x_MD)
 
     def _trains_sparse(self, x_MD: Tensor) -> bool:
         if self.overflow == "clip":  # has no gradient

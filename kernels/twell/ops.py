@@ -27,7 +27,7 @@ from twell._inputs import check_tokens, check_weight
 from twell.cpu.auto import auto_down, auto_ffn
 from twell.errors import DeviceError, OptionError
 from twell.formats import TILE_WIDTH, Clipped, TwELL
-from twell.formats._rules import check_compression, check_overflow
+from twell.formats._rules import VALUE_DTYPES, check_compression, check_overflow
 from twell.formats.twell import is_wide, n_tiles_of
 
 BACKENDS = ("auto", "dense", "reference", "cpu")
@@ -40,8 +40,13 @@ def check_backend(backend: str) -> None:
 
 
 def sparse_pays(x_MD: Tensor) -> bool:
-    """Whether ``backend="auto"`` runs sparsely: a kernel exists for the device, and no gradient is wanted."""
-    return x_MD.device.type == "cpu" and not torch.is_grad_enabled()
+    """Whether ``backend="auto"`` runs sparsely: a kernel exists for device and dtype, and no gradient is wanted."""
+    return has_kernel(x_MD) and not torch.is_grad_enabled()
+
+
+def has_kernel(x_MD: Tensor) -> bool:
+    """Whether a sparse kernel exists for device and dtype of the tokens, those of an autocast region included."""
+    return x_MD.device.type == "cpu" and autocast_arrays(x_MD)[0].dtype in VALUE_DTYPES
 
 
 def gate_pack(

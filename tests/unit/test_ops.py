@@ -201,6 +201,20 @@ def test_a_layer_that_thins_out_trains_sparsely_and_remembers() -> None:
     assert_same_bits(block.plan_state, before)
 
 
+def test_auto_runs_densely_in_a_dtype_without_kernels() -> None:
+    block = GatedFFN(256, 2048, dtype=torch.float64)
+    with torch.no_grad():
+        block.gate_weight[:, 0] = -20.0
+    x = torch.randn(512, 256, dtype=torch.float64)
+    x[:, 0] = 1.0
+    for _ in range(2):  # so sparse that float32 would go sparsely from the second step on
+        _, stats = block.forward_with_stats(x)
+        stats.l1.backward()
+    assert block.training_way == "dense"
+    with torch.no_grad():
+        assert block(x).dtype == torch.float64
+
+
 def test_silu_has_nothing_to_skip() -> None:
     block = GatedFFN(8, 20, activation="silu")
     _, stats = block.forward_with_stats(torch.randn(5, 8))
