@@ -336,7 +336,7 @@ def test_a_reference_that_does_not_fit_is_the_authors_mistake(wrong: str) -> Non
 def test_the_simulator_runs_the_kernel_too_where_it_is_switched_on() -> None:
     program = """
         import numpy as np
-        from twell.cuda_target import cuda
+        from numba import cuda
         from twellviz.kernel_trace import KernelExerciseError, KernelSpec, check_kernel, empty
 
         spec = KernelSpec(

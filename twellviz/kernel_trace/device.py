@@ -29,7 +29,7 @@ def run_on_device(
     Parameters
     ----------
     function : function
-        Its global ``cuda`` must be numba's, as after ``from twell.cuda_target import cuda``.
+        Its global ``cuda`` must be numba's, as after ``from numba import cuda``.
     grid, block : int or tuple of int
     arguments : sequence
         NumPy arrays, CPU tensors and numbers.
@@ -42,7 +42,7 @@ def run_on_device(
     name = _device_name()
     if name is None:
         return None
-    cuda = import_module("twell.cuda_target").cuda
+    cuda = import_module("numba.cuda")
     memories = [as_memory(f"argument {place}", value) for place, value in enumerate(arguments)]
     given: list[Any] = [
         value if memory is None else cuda.to_device(np.ascontiguousarray(memory))
