@@ -265,7 +265,10 @@ def test_pattern_roundtrip_and_errors(tmp_path: Path) -> None:
 
 def test_licences_name_everything_that_ships() -> None:
     text = data_path("LICENSES.md").read_text()
-    for folder in data_path("text").parent.iterdir():
-        assert folder.name == "LICENSES.md" or f"`{folder.name}/" in text
+    root = data_path("text").parent
+    for path in root.rglob("*"):
+        if path.is_file() and path.name != "LICENSES.md":
+            name = path.relative_to(root)
+            assert f"`{name.as_posix()}`" in text or f"`{name.parent.as_posix()}/`" in text, name
     for source in {document.source for document in read_jsonl(data_path("text/train.jsonl"))}:
         assert f"`{source}`" in text

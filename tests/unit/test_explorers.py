@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import matplotlib as mpl
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.trace_samples import HOSTILE, hostile_trace
 from twellviz.data import Tokenizer, data_path
 from twellviz.errors import TraceError
 from twellviz.explorers import explore, page
@@ -185,3 +187,34 @@ def test_bad_places_are_named(shipped: Trace, layer: int, token: int) -> None:
 def test_other_endings_are_refused(shipped: Trace, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"ends in \.html"):
         explore(shipped).save(tmp_path / "page.png")
+
+
+def test_what_is_no_trace_is_named() -> None:
+    with pytest.raises(TraceError, match=r"trace is dict: give a twellviz\.traces\.Trace"):
+        explore({})  # type: ignore[arg-type]
+
+
+def test_the_figure_draws_any_text(tmp_path: Path) -> None:
+    explorer = explore(hostile_trace(), layer=1, token=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a character without a glyph warns
+        ax = explorer.figure()
+        ax.figure.savefig(tmp_path / "figure.png")
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert labels[2] == "$x_$"
+    assert all(len(label) <= 22 for label in labels)
+
+
+def test_page_text_neither_turns_round_nor_runs_out_of_the_page(tmp_path: Path) -> None:
+    text = explore(hostile_trace()).save(tmp_path / "page.html").read_text(encoding="utf-8")
+    data = json.loads(text.split('id="trace">')[1].split("</script>")[0])
+    assert len(data["texts"]) == len(HOSTILE)
+    for shown in data["texts"]:
+        assert not set(shown) & set("\u202e\u200d\x00"), "a character that is invisible or changes the direction"
+        assert len(shown) <= 100
+    assert data["texts"][13] == "line\nbreak"
+
+
+def test_the_page_forbids_every_request(shipped: Trace, tmp_path: Path) -> None:
+    text = explore(shipped).save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in text.split("<script")[0]

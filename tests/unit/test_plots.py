@@ -132,6 +132,16 @@ def test_layouts_are_compared_by_their_real_bytes() -> None:
     assert len(figure.axes) >= 4
 
 
+def test_a_line_of_slots_has_all_its_columns_written_or_none() -> None:
+    h_MH = torch.zeros(2, 600, dtype=torch.bfloat16)
+    h_MH[0, [3, 25, 561]] = 1.0
+    ell = plots.ell_layout(ELL.from_dense(h_MH))
+    assert [text.get_text() for text in ell.texts] == ["3", "3", "25", "561", "0"]
+    narrow = plots.hybrid_layout(h_MH, ax=plt.figure(figsize=(7, 2)).add_subplot())
+    written = [text.get_text() for text in narrow.texts if "more" not in text.get_text()]
+    assert written == ["0"], "a slot too narrow for 561 shows no 3 either; the empty token's count fits"
+
+
 @pytest.mark.parametrize("name", ["dense_layout", "ell_layout", "twell_layout", "hybrid_layout", "compare_layouts"])
 def test_every_layout_draws_odd_matrices_without_a_warning(name: str) -> None:
     odd = torch.zeros(12, 2000)

@@ -94,7 +94,8 @@ def _writing(folder: Path) -> list[Path]:
 def test_twenty_kills_leave_the_losses_of_an_unbroken_run(tmp_path: Path, unbroken: Path) -> None:
     # A fork server that has torch loaded: a new process takes milliseconds, and has run no threads before its fork.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["twellviz.training.loop"])
+    # torch imports _dynamo when the first optimiser is made.
+    context.set_forkserver_preload(["pytest", "torch._dynamo", "twellviz.training.loop"])
     folder, log = tmp_path / "run", tmp_path / "run" / "log.csv"
     moments = random.Random(7)
     in_a_write = 0

@@ -116,6 +116,10 @@ def test_byte_pieces_keep_their_character(tokenizer: Tokenizer) -> None:
         (["\ud800"], {}, TextError, "surrogate"),
         (TEXT, {"max_tokens": 0}, ConfigError, "max_tokens=0"),
         (TEXT, {"max_tokens": True}, ConfigError, "max_tokens=True"),
+        (TEXT, {"device": "foo"}, ConfigError, "device='foo': give cpu, cuda"),
+        (TEXT, {"device": 1.5}, ConfigError, r"device=1\.5: give cpu, cuda"),
+        (TEXT, {"device": "meta"}, ConfigError, "device='meta': cannot run here"),
+        (TEXT, {"device": "cuda:99"}, ConfigError, "device='cuda:99': cannot run here.*use cpu"),
     ],
 )
 def test_bad_input_is_named(

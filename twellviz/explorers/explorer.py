@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from twellviz.errors import TraceError
 from twellviz.explorers import markup
 from twellviz.explorers.view import View, find_text, shade_of, summary_of, view_of, window_of
+from twellviz.traces.labels import shorten
 from twellviz.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -42,12 +43,16 @@ class Explorer:
     Raises
     ------
     TraceError
-        The trace has no such layer or token.
+        ``trace`` is none, or has no such layer or token.
     """
 
     def __init__(self, trace: Trace, *, layer: int = 0, token: int = 0) -> None:
         import ipywidgets as widgets
 
+        if not isinstance(trace, Trace):
+            raise TraceError(
+                f"trace is {type(trace).__name__}: give a twellviz.traces.Trace, from record(...) or Trace.load(path)"
+            )
         self.trace = trace
         view = view_of(trace, layer, token)
         wide = widgets.Layout(width="min(100%, 44em)")
@@ -113,10 +118,9 @@ class Explorer:
         -------
         Axes
         """
-        from matplotlib import pyplot as plt
+        from twellviz.plots.style import axes_or_new, drawable, literal
 
-        if ax is None:
-            _, ax = plt.subplots(figsize=(9, 3.2))
+        ax = axes_or_new(ax, (9, 3.2))
         layer, token, trace = self.layer.value, self.token.value, self.trace
         start, stop = window_of(trace, token, _BARS)
         counts = trace.counts_LM[layer, start:stop]
@@ -130,10 +134,10 @@ class Explorer:
         )
         bars[token - start].set(edgecolor=markup.CHOSEN, linewidth=2.5)
         ax.set_xticks(range(start, stop))
-        for place, label in zip(
-            range(start, stop), ax.set_xticklabels([trace.label(i) for i in range(start, stop)]), strict=True
-        ):
-            label.set(rotation=90, fontsize=8, parse_math=False, fontweight="bold" if place == token else "normal")
+        texts = [shorten(drawable(shorten(trace.label(place), 14)), 22) for place in range(start, stop)]
+        labels = ax.set_xticklabels(texts, rotation=90, fontsize=8, parse_math=False)
+        literal(*labels)
+        labels[token - start].set_fontweight("bold")
         ax.set_ylabel(f"active of {trace.n_hidden}")
         ax.set_title(f"Layer {layer}: token {token} is outlined", fontsize=10)
         ax.margins(x=0.01)

@@ -15,6 +15,7 @@ from typing import Any
 from twellviz._atomic import write_text_atomically
 from twellviz.errors import TraceError
 from twellviz.explorers.view import TOP_NEURONS, TOP_TOKENS
+from twellviz.traces.labels import shorten, visible
 from twellviz.traces.trace import Trace
 
 MAX_BYTES = 5_000_000
@@ -61,7 +62,7 @@ def _data(trace: Trace, k: int, layer: int, token: int) -> dict[str, Any]:
         "hidden": trace.n_hidden,
         "labels": [shown.label for shown in trace.token_texts],
         # Pieces of one character share its text: it is given once.
-        "texts": ["" if shown.piece > 1 else shown.text for shown in trace.token_texts],
+        "texts": ["" if shown.piece > 1 else _running(shown.text) for shown in trace.token_texts],
         "starts": trace.sequence_start.tolist(),
         "counts": trace.counts_LM.tolist(),
         "max": trace.max_L.tolist(),
@@ -83,6 +84,11 @@ def _data(trace: Trace, k: int, layer: int, token: int) -> dict[str, Any]:
             "strongest neurons of each token; weaker active neurons are left out."
         ),
     }
+
+
+def _running(text: str) -> str:
+    """Text that stands in a sentence: blanks as they are, but nothing that turns the direction of what follows."""
+    return "".join(part if part in " \n\t" else visible(part) for part in shorten(text))
 
 
 def _short(strength: float) -> float | None:

@@ -257,10 +257,12 @@ def _write(ax: Axes, layout: Layout, norm: colors.Normalize) -> None:
     points = 72 * ax.get_window_extent().width / figure.dpi / _width(layout)
     for row, line in enumerate(layout.lines):
         cell = _cell(layout, line)
-        for place, slot in enumerate(line.slots):
-            label = _label(slot)
-            size = min(7.5, points * cell / (0.72 * len(label))) if label else 0.0
-            if size >= _SMALLEST:
+        labels = [_label(slot) for slot in line.slots]
+        # One size for the line, so that either all its columns are written or none.
+        longest = max((len(label) for label in labels), default=0)
+        size = min(7.5, points * cell / (0.72 * max(1, longest)))
+        for place, (slot, label) in enumerate(zip(line.slots, labels, strict=True)):
+            if label and size >= _SMALLEST:
                 dark = _luminance(_face(slot, norm)) < 0.4
                 ax.text(
                     (place + 0.5) * cell,

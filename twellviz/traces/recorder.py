@@ -84,7 +84,7 @@ def record(
     TextError
         No text, or an empty one.
     ConfigError
-        ``max_tokens`` is below 1, or a token is not in the model's vocabulary.
+        ``max_tokens`` is below 1, a token is not in the model's vocabulary, or the device is not there.
     TraceError
         A layer's feed-forward block was not called, so nothing is known about it.
 
@@ -180,7 +180,7 @@ def _windows(documents: list[Document], tokenizer: Tokenizer, longest: int, max_
 def _prepared(model: LM, device: torch.device | str | None) -> Iterator[torch.device]:
     """The model in evaluation mode on ``device``; as it was afterwards."""
     home, was_training = next(model.parameters()).device, model.training
-    run_device = home if device is None else torch.device(device)
+    run_device = home if device is None else _device(device)
     try:
         model.eval()
         if run_device != home:
@@ -190,6 +190,22 @@ def _prepared(model: LM, device: torch.device | str | None) -> Iterator[torch.de
         model.train(was_training)
         if run_device != home:
             model.to(home)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    """``device`` if this machine has it, else ConfigError."""
+    try:
+        found = torch.device(device)
+    # torch raises RuntimeError for a name it does not know and TypeError for what is no name.
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device={device!r}: give cpu, cuda or cuda:N") from error
+    # A tensor is the one test that all kinds of devices share; the meta device takes it but holds no numbers.
+    try:
+        torch.zeros(1, device=found).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        n_gpus = torch.cuda.device_count()
+        raise ConfigError(f"device={device!r}: cannot run here (torch sees {n_gpus} CUDA GPUs); use cpu") from error
+    return found
 
 
 @contextmanager
