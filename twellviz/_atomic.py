@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from twellviz.errors import ConfigError
+
 TEMPORARY_PREFIX = ".writing-"
 
 
@@ -30,6 +32,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     Path
         ``path``.
     """
+    check_file_name(path)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # A folder and not a file: safetensors writes a temporary file of its own beside the one it is asked for.
@@ -48,6 +51,12 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
         shutil.rmtree(folder, ignore_errors=True)
     _sync(path.parent)
     return path
+
+
+def check_file_name(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError where a file cannot stand at ``path``; long work asks before it begins."""
+    if Path(path).is_dir():
+        raise ConfigError(f"{os.fspath(path)!r} is {'no file name' if path == '' else 'a folder'}: name a file")
 
 
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> Path:

@@ -46,11 +46,13 @@ def run_cli(args: argparse.Namespace) -> int:
     int
         0.
     """
+    from twellviz._atomic import check_file_name
     from twellviz.data.paths import data_path
     from twellviz.data.tokenizer import Tokenizer
     from twellviz.models.checkpoint import load_checkpoint
     from twellviz.traces import record
 
+    check_file_name(args.out)
     documents = _documents(args.text, args.string)
     model = load_checkpoint(data_path("nano/model.safetensors") if args.model is None else args.model)
     tokenizer = Tokenizer.load(args.tokenizer)

@@ -11,6 +11,10 @@ class ConfigError(TwellvizError):
     """A model or training setting is out of range or contradicts another."""
 
 
+class DivergedError(TwellvizError):
+    """Training has reached a loss or gradient that is not finite."""
+
+
 class TextError(TwellvizError):
     """A text is empty, not UTF-8, or otherwise cannot be turned into tokens."""
 

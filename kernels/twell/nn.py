@@ -250,7 +250,8 @@ class GatedFFN(_Block):
         really active, in :meth:`forward_with_stats` by those of earlier steps (:mod:`twell.plan`). A plain ``forward``
         that needs a gradient is dense.
     overflow : {"spill", "raise", "clip"}
-        What happens to a tile with more active neurons than slots; ``"spill"`` is exact.
+        What the sparse kernels of inference do with a tile that has more active neurons than slots; ``"spill"`` is
+        exact. Training (:meth:`forward_with_stats`) has no slots and is exact whatever stands here.
     init_std : float
         Standard deviation of the initial weights (paper, Table 2: 0.02).
 

@@ -267,3 +267,35 @@ def test_limit_sources_keeps_the_first_tokens_of_each() -> None:
     assert len(tokenizer.encode(kept[2].text).ids) == 2
     with pytest.raises(ConfigError, match="tokens_per_source=0"):
         limit_sources(given, tokenizer, 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["record", "--out", ""], "is no file name: name a file"),
+        (["record", "--out", "."], "is a folder: name a file"),
+        (["bench", "ffn", "--json", "."], "is a folder: name a file"),
+        (["train", "--out", ""], "--out '': name a folder"),
+        (["train", "--seed", "99999999999999999999999"], "seed=99999999999999999999999: at most"),
+    ],
+)
+def test_outputs_are_checked_before_the_work(
+    command: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    assert words in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_run_that_diverges_says_so_and_writes_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    options = ["--steps", "8", "--batch-size", "2", "--seq-len", "32", "--lr", "1e30", "--lr-warmup", "0"]
+    assert main(["train", *options, "--out", str(out), "--no-progress"]) == 2
+    assert "The run has diverged; lower lr" in capsys.readouterr().err
+    assert not (out / "model.safetensors").exists()
+
+
+def test_what_is_no_notebook_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.ipynb"
+    path.write_text("{}")
+    assert main(["notebooks", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert "is not an nbformat 4 notebook" in capsys.readouterr().err

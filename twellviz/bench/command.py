@@ -34,9 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 0, or 1 where a path gave wrong numbers."""
+    from twellviz._atomic import check_file_name
     from twellviz.bench.ffn import BenchConfig, run_bench
     from twellviz.bench.report import parse_densities, table, write_json
 
+    if args.json is not None:
+        check_file_name(args.json)
     densities = parse_densities(args.density)
     results = []
     for density in densities:

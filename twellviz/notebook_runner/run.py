@@ -109,6 +109,8 @@ def run_notebooks(
     if not timeout > 0:
         raise ConfigError(f"timeout={timeout!r}: a number of seconds above 0 is needed")
     notebooks = find_notebooks(paths)
+    for path in notebooks:
+        read_notebook(path)  # what is no notebook is named before anything runs
     _require_jupyter()
     out, stream = Path(out), stream or sys.stdout
     environment = {**os.environ, **({} if scale is None else {"TWELLVIZ_SCALE": scale})}

@@ -119,7 +119,14 @@ def run_cli(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_target(given: dict[str, Any]) -> None:
+    for name in ("out", "resume"):
+        if given.get(name) == "":
+            raise ConfigError(f"--{name} '': name a folder, as in runs/nano")
+
+
 def _config(given: dict[str, Any], vocab_size: int | None) -> TrainConfig:
+    _check_target(given)
     names = [name for _, name, _, _ in _SETTINGS] + ["dtype"]
     settings = {name: given[name] for name in names if name in given}
     if "resume" in given:

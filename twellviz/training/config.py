@@ -137,6 +137,8 @@ class TrainConfig:
             "checkpoint_interval",
         ):
             require_int(name, getattr(self, name), least=0)
+        if self.seed >= 2**63:
+            raise ConfigError(f"seed={self.seed}: at most {2**63 - 1} is possible")
         for name in ("seq_len", "eval_windows", "threads"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), least=1)

@@ -9,6 +9,7 @@ Letters: B sequences, N positions, L layers, H hidden width.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from torch import Tensor
 from twellviz.data.order import WindowOrder
 from twellviz.data.tokenizer import Tokenizer
 from twellviz.data.tokens import TokenArray, load_tokens
-from twellviz.errors import ConfigError
+from twellviz.errors import ConfigError, DivergedError
 from twellviz.models.lm import LM
 from twellviz.training.config import TrainConfig
 from twellviz.training.history import CsvLog, Row, columns
@@ -106,6 +107,8 @@ def train(
     ------
     ConfigError
         Settings contradict the text, the device or the folder.
+    DivergedError
+        Loss or gradient is no longer finite.
     CheckpointError
         With ``resume``: the checkpoint is damaged or of another text.
     """
@@ -150,6 +153,8 @@ class _Run:
         self.history: list[Row] = []
         self.step = 0
         self.log: CsvLog | None = None
+        if config.out == "":
+            raise ConfigError("out='': name a folder, as in runs/nano ('.' is the current one)")
         self.folder = None if config.out is None else Path(config.out)
         if resume and self.folder is None:
             raise ConfigError("resume=True without out: give the folder of the run to continue")
@@ -223,6 +228,11 @@ class _Run:
         numbers = torch.cat([scalars, l0_L, dead_L]).tolist()
         L = config.lm.n_layers
         (ce, l1, norm), l0, dead = numbers[:3], numbers[3 : 3 + L], numbers[3 + L :]
+        if not math.isfinite(ce + l1 + norm):
+            raise DivergedError(
+                f"step {step}: cross-entropy {ce}, L1 {l1}, gradient norm {norm}. The run has diverged; lower lr "
+                f"({config.lr:g}) or l1_coefficient ({config.l1_coefficient:g}). Checkpoints from before remain"
+            )
         row: Row = {
             "step": step,
             "tokens": step * config.tokens_per_step,
