@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from twell import CapacityError, Hybrid, TwELL, reference, simt
+from twell import CapacityError, Hybrid, TwELL, ops, reference, simt
+from twell.errors import OptionError
 from twell.formats import ELL
 
 from tests.helpers import assert_same_bits
@@ -152,6 +153,23 @@ def check_whole_block(
     assert_same_bits(gated, reference.token_ffn(x_MD, packed, up_HD, down_HD))
     plain = simt.ffn(x_MD, gate_HD, down_HD, places=places)
     assert_same_bits(plain, reference.token_down(packed, down_HD))
+
+
+def check_ops(n_tokens: int, width: int, n_hidden: int, dtype: torch.dtype, product: str, device: str) -> None:
+    """The whole block with either gate product, and the custom operators over it."""
+    arrays = product_inputs(n_tokens, width, n_hidden, dtype, device)
+    x_MD, gate_HD, up_HD, down_HD = arrays
+    packed = reference.pack(exact_gate(x_MD, gate_HD))
+    gated, plain = reference.token_ffn(x_MD, packed, up_HD, down_HD), reference.token_down(packed, down_HD)
+    assert_same_bits(simt.gated_ffn(*arrays, product=product), gated)
+    assert_same_bits(simt.ffn(x_MD, gate_HD, down_HD, product=product), plain)
+    assert_same_twell(ops.gate_pack(x_MD, gate_HD, backend="simt"), packed)
+    assert_same_bits(ops.gated_ffn(*arrays, backend="simt")[0], gated)
+    assert_same_bits(ops.ffn(x_MD, gate_HD, down_HD, backend="simt")[0], plain)
+    with pytest.raises(CapacityError, match="tile 0"):
+        ops.gated_ffn(*arrays, backend="simt", overflow="raise")
+    with pytest.raises(OptionError, match="product"):
+        simt.gated_ffn(*arrays, product="cublas")
 
 
 def check_hybrid(n_tokens: int, n_hidden: int, dtype: torch.dtype, width: int, device: str) -> None:

@@ -18,6 +18,13 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def gpu() -> str:
+    """Name of the GPU in use, and the CUDA version of torch."""
+    import torch
+
+    return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+
+
 def versions(*packages: str) -> dict[str, str]:
     """Versions of Python and of installed distributions."""
     found = {"python": platform.python_version()}

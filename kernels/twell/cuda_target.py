@@ -285,7 +285,22 @@ class _no_occupancy_warning:  # noqa: N801 - a context manager, named like a fun
 
 
 @functools.cache
+def why_no_compiler() -> str:
+    """Why kernels cannot be compiled on this machine; empty where they can."""
+    if SIMULATED:
+        return ""
+    nvvm = importlib.import_module("numba.cuda.cudadrv.nvvm")
+    try:
+        nvvm.NVVM()
+    except nvvm.NvvmSupportError:
+        return 'the compiler library libnvvm was not found: pip install "twellviz[cu13]", or set CUDA_HOME to a toolkit'
+    return ""
+
+
+@functools.cache
 def _why_not(index: int) -> str:
+    if missing := why_no_compiler():
+        return missing
     major, minor = torch.cuda.get_device_capability(index)
     oldest = CAPABILITIES[0]
     if (major, minor) < oldest:

@@ -245,10 +245,10 @@ class GatedFFN(_Block):
         D and H; any sizes.
     activation : {"relu", "silu"}
         SiLU gives no exact zeros, so it always runs densely.
-    backend : {"auto", "dense", "reference", "cpu"}
-        ``"auto"`` uses the sparse kernels where they exist for the device: in inference by the neurons that are
-        really active, in :meth:`forward_with_stats` by those of earlier steps (:mod:`twell.plan`). A plain ``forward``
-        that needs a gradient is dense.
+    backend : {"auto", "dense", "reference", "cpu", "simt"}
+        ``"auto"`` uses the sparse kernels where they pay: on a CPU in inference by the neurons that are really active,
+        in :meth:`forward_with_stats` by those of earlier steps (:mod:`twell.plan`); on a GPU it is dense. A plain
+        ``forward`` that needs a gradient is dense. ``"simt"``: the Numba CUDA kernels, in inference.
     overflow : {"spill", "raise", "clip"}
         What the sparse kernels of inference do with a tile that has more active neurons than slots; ``"spill"`` is
         exact. Training (:meth:`forward_with_stats`) has no slots and is exact whatever stands here.

@@ -8,14 +8,18 @@
 ==========================  ===========================================================================
 
 The Python functions of the same names are the ones to call: they check, apply autocast and take the
-TwELL object apart and together. ``backend="auto"`` takes the fastest one that the device can run; on a CPU
-:mod:`twell.plan` then picks the way by the neurons that were really active.
+TwELL object apart and together. ``backend="auto"`` takes the fastest one that the device can run: on a CPU the Numba
+kernels, where :mod:`twell.plan` picks the way by the neurons that were really active; on an NVIDIA GPU the kernels of
+:mod:`twell.simt`, for whole blocks with torch's own gate product; elsewhere the plain torch reference.
 
 Letters: M tokens, D model width, H hidden width, T tile width, S words of a tile, K spilled tiles.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -30,7 +34,9 @@ from twell.formats import TILE_WIDTH, Clipped, TwELL
 from twell.formats._rules import VALUE_DTYPES, check_compression, check_overflow
 from twell.formats.twell import is_wide, n_tiles_of
 
-BACKENDS = ("auto", "dense", "reference", "cpu")
+BACKENDS = ("auto", "dense", "reference", "cpu", "simt")
+
+_logger = logging.getLogger("twell")
 
 
 def check_backend(backend: str) -> None:
@@ -60,7 +66,7 @@ def gate_pack(
     gate_HD : Tensor, dtype of ``x_MD`` [H, D]
     compression : {8, 4, 2}
     overflow : {"spill", "raise", "clip"}
-    backend : {"auto", "reference", "cpu"}
+    backend : {"auto", "reference", "cpu", "simt"}
 
     Raises
     ------
@@ -70,7 +76,7 @@ def gate_pack(
     check_overflow(overflow)
     check_tokens(x_MD)
     check_weight(gate_HD, "gate_HD", width=x_MD.shape[1], like=x_MD)
-    _module(backend, x_MD)
+    _check_runs(backend, x_MD)
     words, spill_start, spill_tile, spill_values, lost = torch.ops.twell.gate_pack(
         x_MD, gate_HD, compression, overflow, backend
     )
@@ -103,7 +109,7 @@ def gated_ffn(
     gate_HD, up_HD, down_HD : Tensor, dtype of ``x_MD`` [H, D]
         One row per neuron.
     overflow : {"spill", "raise", "clip"}
-    backend : {"auto", "reference", "cpu"}
+    backend : {"auto", "reference", "cpu", "simt"}
 
     Returns
     -------
@@ -121,7 +127,7 @@ def gated_ffn(
     check_weight(gate_HD, "gate_HD", width=x_MD.shape[1], like=x_MD)
     for weight_HD, name in ((up_HD, "up_HD"), (down_HD, "down_HD")):
         check_weight(weight_HD, name, width=x_MD.shape[1], n_hidden=gate_HD.shape[0], like=x_MD)
-    _module(backend, x_MD)
+    _check_runs(backend, x_MD)
     _check_gradient(overflow, x_MD, gate_HD, up_HD, down_HD)
     y_MD, lost = torch.ops.twell.gated_ffn(x_MD, gate_HD, up_HD, down_HD, overflow, backend)
     return y_MD, _to_clipped(lost, overflow)
@@ -136,21 +142,44 @@ def ffn(
     check_tokens(x_MD)
     check_weight(up_HD, "up_HD", width=x_MD.shape[1], like=x_MD)
     check_weight(down_HD, "down_HD", width=x_MD.shape[1], n_hidden=up_HD.shape[0], like=x_MD)
-    _module(backend, x_MD)
+    _check_runs(backend, x_MD)
     _check_gradient(overflow, x_MD, up_HD, down_HD)
     y_MD, lost = torch.ops.twell.ffn(x_MD, up_HD, down_HD, overflow, backend)
     return y_MD, _to_clipped(lost, overflow)
 
 
-def _module(backend: str, x_MD: Tensor) -> ModuleType:
-    """The backend's module; an error where the device cannot run it."""
+def _check_runs(backend: str, x_MD: Tensor) -> None:
+    """An error where the device of the tokens cannot run the backend. Plain enough for ``torch.compile`` to trace."""
     check_backend(backend)
-    device = x_MD.device.type
     if backend == "dense":
         raise OptionError('backend="dense": this function is the sparse one; use torch, or twell.nn with "dense"')
-    if backend == "cpu" and device != "cpu":
+    if backend == "cpu" and x_MD.device.type != "cpu":
         raise DeviceError(f'backend="cpu" with tokens on {x_MD.device}: move them with .cpu() or use backend="auto"')
-    return cpu if backend == "cpu" or (backend == "auto" and device == "cpu") else reference
+
+
+def _module(backend: str, x_MD: Tensor) -> ModuleType:
+    """The module that runs a checked backend."""
+    device = x_MD.device.type
+    if backend == "simt" or (backend == "auto" and device == "cuda" and _gpu_runs(x_MD.device)):
+        # Imported here, since numba.cuda takes its time and most calls on a CPU never need it.
+        return import_module("twell.simt")
+    if backend == "cpu" or (backend == "auto" and device == "cpu"):
+        return cpu
+    return reference
+
+
+def _gpu_runs(device: torch.device) -> bool:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _gpu_runs_index(index)
+
+
+@functools.cache
+def _gpu_runs_index(index: int) -> bool:
+    """Whether the GPU kernels run on this device; if not, why not goes to the log, once."""
+    why = import_module("twell.cuda_target").why_not(torch.device("cuda", index))
+    if why:
+        _logger.warning("the plain torch reference takes the place of the GPU kernels: %s", why)
+    return not why
 
 
 def _follows_plan(backend: str, x_MD: Tensor) -> bool:
@@ -173,8 +202,24 @@ def _to_clipped(lost: Tensor, overflow: str) -> Clipped:
     return Clipped(int(entries), int(rows), abs_sum)
 
 
-def _to_lost(clipped: Clipped) -> Tensor:
-    return torch.tensor([clipped.entries, clipped.rows, clipped.abs_sum], dtype=torch.float64)
+def _to_lost(clipped: Clipped, like: Tensor) -> Tensor:
+    # On the device of the tokens: a graph with a tensor elsewhere could not be captured.
+    if not clipped:
+        return _nothing_lost(like)
+    return torch.tensor([clipped.entries, clipped.rows, clipped.abs_sum], dtype=torch.float64, device=like.device)
+
+
+def _nothing_lost(like: Tensor) -> Tensor:
+    return torch.zeros(3, dtype=torch.float64, device=like.device)
+
+
+def _is_simt(module: ModuleType) -> bool:
+    return module.__name__ == "twell.simt"
+
+
+def _product(backend: str) -> str:
+    """Whose gate product a whole block takes on a GPU: tensor cores are torch's alone."""
+    return "simt" if backend == "simt" else "torch"
 
 
 def autocast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
@@ -192,7 +237,7 @@ def _gate_pack(
     x_MD: Tensor, gate_HD: Tensor, compression: int, overflow: str, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     packed: TwELL = _module(backend, x_MD).gate_pack(x_MD, gate_HD, compression=compression, overflow=overflow)
-    return packed.words, packed.spill_start, packed.spill_tile, packed.spill_values, _to_lost(packed.clipped)
+    return packed.words, packed.spill_start, packed.spill_tile, packed.spill_values, _to_lost(packed.clipped, x_MD)
 
 
 @_gate_pack.register_fake
@@ -208,7 +253,7 @@ def _(
         x_MD.new_empty(n_tokens + 1, dtype=torch.int64),
         x_MD.new_empty(n_spilled, dtype=torch.int32),
         x_MD.new_empty(n_spilled, TILE_WIDTH),
-        torch.empty(3, dtype=torch.float64),
+        x_MD.new_empty(3, dtype=torch.float64),
     )
 
 
@@ -217,16 +262,21 @@ def _gated_ffn(
     x_MD: Tensor, gate_HD: Tensor, up_HD: Tensor, down_HD: Tensor, overflow: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     module = _module(backend, x_MD)
+    if _is_simt(module) and overflow == "spill":
+        y_MD = module.gated_ffn(x_MD, gate_HD, up_HD, down_HD, product=_product(backend))
+        return y_MD, _nothing_lost(x_MD)
     packed: TwELL = module.gate_pack(x_MD, gate_HD, overflow=overflow)
     follow = auto_ffn if _follows_plan(backend, x_MD) else module.token_ffn
-    return follow(x_MD, packed, up_HD, down_HD), _to_lost(packed.clipped)
+    return follow(x_MD, packed, up_HD, down_HD), _to_lost(packed.clipped, x_MD)
 
 
 @_gated_ffn.register_fake
 def _(
     x_MD: Tensor, gate_HD: Tensor, up_HD: Tensor, down_HD: Tensor, overflow: str, backend: str
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x_MD, memory_format=torch.contiguous_format), torch.empty(3, dtype=torch.float64)
+    return torch.empty_like(x_MD, memory_format=torch.contiguous_format), torch.empty(
+        3, dtype=torch.float64, device=x_MD.device
+    )
 
 
 def _save_gated(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -251,14 +301,18 @@ _gated_ffn.register_autograd(_gated_backward, setup_context=_save_gated)
 @torch.library.custom_op("twell::ffn", mutates_args=())
 def _ffn(x_MD: Tensor, up_HD: Tensor, down_HD: Tensor, overflow: str, backend: str) -> tuple[Tensor, Tensor]:
     module = _module(backend, x_MD)
+    if _is_simt(module) and overflow == "spill":
+        return module.ffn(x_MD, up_HD, down_HD, product=_product(backend)), _nothing_lost(x_MD)
     packed: TwELL = module.gate_pack(x_MD, up_HD, overflow=overflow)
     follow = auto_down if _follows_plan(backend, x_MD) else module.token_down
-    return follow(packed, down_HD), _to_lost(packed.clipped)
+    return follow(packed, down_HD), _to_lost(packed.clipped, x_MD)
 
 
 @_ffn.register_fake
 def _(x_MD: Tensor, up_HD: Tensor, down_HD: Tensor, overflow: str, backend: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x_MD, memory_format=torch.contiguous_format), torch.empty(3, dtype=torch.float64)
+    return torch.empty_like(x_MD, memory_format=torch.contiguous_format), torch.empty(
+        3, dtype=torch.float64, device=x_MD.device
+    )
 
 
 def _save_plain(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -80,6 +80,11 @@ def test_whole_block(n_tokens: int, width: int, n_hidden: int, dtype: torch.dtyp
     checks.check_whole_block(n_tokens, width, n_hidden, dtype, places, CPU)
 
 
+@pytest.mark.parametrize("product", ["simt", "torch"])
+def test_the_ops_take_the_kernels(product: str) -> None:
+    checks.check_ops(3, 6, 80, torch.bfloat16, product, CPU)
+
+
 @pytest.mark.parametrize(
     ("n_tokens", "n_hidden", "dtype", "width"),
     [(34, 280, torch.bfloat16, 40), (7, 300, torch.float32, 33), (6, 70, torch.float16, 70)],

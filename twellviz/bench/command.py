@@ -11,7 +11,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to ``parser``."""
     parser.add_argument("what", choices=("ffn",), help="ffn: one feed-forward block, dense against sparse")
-    parser.add_argument("--device", choices=("cpu",), default="cpu", help="where to run (%(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to run (%(default)s)")
     layer = parser.add_argument_group("layer")
     layer.add_argument("--tokens", type=int, default=512, metavar="M", help="tokens of a call (%(default)s)")
     layer.add_argument("--width", type=int, default=2048, metavar="D", help="model width (%(default)s)")
@@ -54,6 +54,7 @@ def run_cli(args: argparse.Namespace) -> int:
             threads=args.threads,
             repeats=args.repeats,
             seed=args.seed,
+            device=args.device,
         )
         result = run_bench(config, progress=lambda text: print(text, file=sys.stderr, flush=True))
         print(table(result), flush=True)

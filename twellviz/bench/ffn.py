@@ -1,23 +1,27 @@
 """One feed-forward block, dense against sparse: every path is checked against float64, then timed in turns.
 
+On a CPU the forward step, and the training step on request; on a GPU also the two parts of the forward step by
+themselves: the gate product up to a packed form, and up and down given the same gate values.
+
 Letters: M tokens, D model width, H hidden width, U neurons that any token of a block fires.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from twell import cpu
+from twell import ops
 from twell.formats import TwELL
 
 from twellviz.bench.paths import Path, forward_paths, training_paths
 from twellviz.bench.synthetic import Layer, make_layer
+from twellviz.bench.timer import Timer, check_device
 from twellviz.errors import ConfigError
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
@@ -38,6 +42,7 @@ class BenchConfig:
     threads: int | None = None
     repeats: int = 9
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCE:
@@ -46,6 +51,9 @@ class BenchConfig:
             raise ConfigError(f"repeats={self.repeats}: at least 1 is needed")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads}: at least 1 is needed")
+        check_device(self.device)
+        if self.train and self.device != "cpu":
+            raise ConfigError(f'train=True with device="{self.device}": the sparse training step runs on the CPU')
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class PathResult:
     Attributes
     ----------
     name : str
-    step : {"forward", "training"}
+    step : {"forward", "training", "gate", "up_down"}
     error : float
         Largest difference from float64 over the largest magnitude, of the output or the worst gradient.
     right : bool
@@ -158,28 +166,30 @@ def _run(config: BenchConfig, progress: Callable[[str], None]) -> BenchResult:
         config.density,
         dtype=getattr(torch, config.dtype),
         seed=config.seed,
+        device=config.device,
     )
-    packed = cpu.gate_pack(layer.x_MD, layer.gate_HD)
+    packed = ops.gate_pack(layer.x_MD, layer.gate_HD)
+    timer = Timer(config.device)
+
+    def gate_product() -> Tensor:
+        return F.linear(layer.x_MD, layer.gate_HD)
+
     results: list[PathResult] = []
     floor: list[float] = []
-    steps: list[tuple[str, list[Path]]] = [("forward", forward_paths(layer, gated=config.gated))]
-    if config.train:
-        steps.append(("training", training_paths(layer, gated=config.gated)))
-    for step, paths in steps:
-        truth = _truth(layer, config.gated, training=step == "training")
+    for step, paths in _steps(config, layer):
+        truth = _truth(layer, config.gated, step)
         errors, held = {}, {}
         for path in paths:
             progress(f"checking {path.name} ({step}) against float64")
-            found = path.run()
-            errors[path.name] = max(_error(one, other) for one, other in zip(found, truth, strict=True))
+            errors[path.name] = worst_error(path.result(), truth)
             held[path.name] = None if path.held is None else path.held()
         progress(f"timing {len(paths)} paths of the {step} step in turns, {config.repeats} rounds")
         times: dict[str, list[float]] = {path.name: [] for path in paths}
         for _ in range(config.repeats):
             for path in paths:
-                times[path.name].append(_milliseconds(path.run))
+                times[path.name].append(timer.milliseconds(path.run))
             if step == "forward":
-                floor.append(_milliseconds(lambda: F.linear(layer.x_MD, layer.gate_HD)))
+                floor.append(timer.milliseconds(gate_product))
         results += [
             PathResult(
                 path.name,
@@ -195,17 +205,29 @@ def _run(config: BenchConfig, progress: Callable[[str], None]) -> BenchResult:
     return BenchResult(config, torch.get_num_threads(), _activity(packed), results, statistics.median(floor))
 
 
-def _milliseconds(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - begin)
+def _steps(config: BenchConfig, layer: Layer) -> list[tuple[str, list[Path]]]:
+    if config.device == "cpu":
+        steps = [("forward", forward_paths(layer, gated=config.gated))]
+        if config.train:
+            steps.append(("training", training_paths(layer, gated=config.gated)))
+        return steps
+    from twellviz.bench import gpu_paths
+
+    return [
+        ("forward", gpu_paths.forward_paths(layer, gated=config.gated)),
+        ("gate", gpu_paths.gate_paths(layer)),
+        ("up_down", gpu_paths.up_down_paths(layer, gated=config.gated)),
+    ]
 
 
-def _truth(layer: Layer, gated: bool, *, training: bool) -> list[Tensor]:
-    """Output, or output, L1 and gradients, in float64 from the gate values as they are stored."""
+def _truth(layer: Layer, gated: bool, step: str) -> list[Tensor]:
+    """Output, or output, L1 and gradients, or gate values, in float64 from the gate values as they are stored."""
+    training = step == "training"
     x_MD, gate_HD, up_HD, down_HD = (array.double().requires_grad_(training) for array in layer)
     # Which neurons fire is decided by the stored, rounded value; float64 may differ within rounding of zero.
     stored_MH = F.relu(F.linear(layer.x_MD, layer.gate_HD)).double()
+    if step == "gate":
+        return [stored_MH]
     gate_MH = F.linear(x_MD, gate_HD) * (stored_MH > 0) if training else stored_MH
     h_MH = gate_MH * F.linear(x_MD, up_HD) if gated else gate_MH
     y_MD = h_MH @ down_HD
@@ -216,9 +238,16 @@ def _truth(layer: Layer, gated: bool, *, training: bool) -> list[Tensor]:
     return [y_MD.detach(), l1.detach(), *torch.autograd.grad(y_MD.sum() + l1, weights)]
 
 
+def worst_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """Largest difference over the largest magnitude, of the worst array; NaN where any value is NaN."""
+    errors = [_error(one, other) for one, other in zip(found, truth, strict=True)]
+    return math.nan if any(math.isnan(error) for error in errors) else max(errors)
+
+
 def _error(found: Tensor, truth: Tensor) -> float:
     scale = float(truth.abs().max())
-    return float((found.detach().double() - truth).abs().max()) / scale if scale else float(found.abs().max())
+    difference = float((found.detach().double() - truth).abs().max())
+    return difference / scale if scale else difference
 
 
 def _activity(packed: TwELL) -> dict[str, float]:

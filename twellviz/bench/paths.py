@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +31,21 @@ class Path:
     held : callable or None
         In training: bytes that autograd keeps after forward.
     note : str
+    dense_of : callable or None
+        Turns what ``run`` returned into what is checked, where that costs time that is no part of the step.
     """
 
     name: str
-    run: Callable[[], Sequence[Tensor]]
+    run: Callable[[], Any]
     held: Callable[[], int] | None = None
     note: str = ""
+    dense_of: Callable[[Any], Sequence[Tensor]] | None = None
+
+    def result(self) -> Sequence[Tensor]:
+        """Run once and return what is checked."""
+        found = self.run()
+        checked: Sequence[Tensor] = found if self.dense_of is None else self.dense_of(found)
+        return checked
 
 
 def forward_paths(layer: Layer, *, gated: bool) -> list[Path]:

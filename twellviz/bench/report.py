@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from twellviz._atomic import write_text_atomically
-from twellviz._machine import processor, versions
+from twellviz._machine import gpu, processor, versions
 from twellviz.bench.ffn import BenchResult, PathResult
 from twellviz.errors import ConfigError
 
@@ -39,19 +39,21 @@ def parse_densities(text: str) -> list[float]:
 def table(result: BenchResult) -> str:
     """The figures as text, slower paths called so."""
     config, activity = result.config, result.activity
+    width = max(10, *(len(path.name) + 1 for path in result.paths))
     lines = [
         f"{'gated' if config.gated else 'plain'} block, {config.tokens} tokens, D={config.width}, H={config.hidden}, "
-        f"{config.dtype}, {result.threads} threads, {processor()}",
+        f"{config.dtype}, {_device(config.device, result.threads)}",
         f"active neurons a token: mean {activity['mean']:.1f}, p99 {activity['p99']:.0f}, max {activity['max']:.0f}; "
         f"fullest tile {activity['fullest_tile']:.0f}, {activity['spilled_tiles']:.0f} tiles spilled",
-        f"{'':10s}{'path':10s}{'error':>9s}{'median ms':>11s}{'quartiles':>17s}{'x dense':>9s}",
+        f"{'':10s}{'path':{width}s}{'error':>9s}{'median ms':>11s}{'quartiles':>17s}{'x dense':>9s}",
     ]
-    lines += [_row(result, path) for path in result.paths]
-    fastest = max(result.speedup(p.name) for p in result.paths if p.step == "forward")
+    lines += [_row(result, path, width) for path in result.paths]
+    forward = [path for path in result.paths if path.step == "forward"]
+    fastest = max(result.speedup(p.name) for p in forward)
     ceiling = result.of("dense").median / result.floor
     lines.append(
-        f"floor: the gate product alone takes {result.floor:.1f} ms, so at most {ceiling:.2f} x dense is possible; "
-        f"reached {fastest:.2f} ({fastest / ceiling:.0%})"
+        f"floor: the gate product alone takes {result.floor:.{_digits(result)}f} ms, so at most {ceiling:.2f} x dense "
+        f"is possible; reached {fastest:.2f} ({fastest / ceiling:.0%})"
     )
     lines += [
         f"SLOWER than dense: {path.name} ({path.step}), {result.speedup(path.name, path.step):.2f} x"
@@ -66,10 +68,21 @@ def table(result: BenchResult) -> str:
     return "\n".join(lines)
 
 
-def _row(result: BenchResult, path: PathResult) -> str:
+def _digits(result: BenchResult) -> int:
+    """Digits after the point of a millisecond."""
+    return 1 if result.config.device == "cpu" else 3
+
+
+def _device(device: str, threads: int) -> str:
+    return f"{threads} threads, {processor()}" if device == "cpu" else gpu()
+
+
+def _row(result: BenchResult, path: PathResult, width: int) -> str:
     low, high = path.spread
+    digits = _digits(result)
     text = (
-        f"{path.step:10s}{path.name:10s}{path.error:9.1e}{path.median:11.1f}{f'{low:.1f} - {high:.1f}':>17s}"
+        f"{path.step:10s}{path.name:{width}s}{path.error:9.1e}{path.median:11.{digits}f}"
+        f"{f'{low:.{digits}f} - {high:.{digits}f}':>17s}"
         f"{result.speedup(path.name, path.step):9.2f}"
     )
     if path.held_bytes is not None:
@@ -87,7 +100,8 @@ def write_json(results: Sequence[BenchResult], path: str | os.PathLike[str]) -> 
     path : path
         Replaced if it exists.
     """
-    record = {"format": FORMAT, "version": VERSION, **provenance(), "results": [_to_json(r) for r in results]}
+    device = results[0].config.device
+    record = {"format": FORMAT, "version": VERSION, **provenance(device), "results": [_to_json(r) for r in results]}
     return write_text_atomically(path, json.dumps(record, indent=1) + "\n")
 
 
@@ -96,15 +110,15 @@ def _to_json(result: BenchResult) -> dict[str, Any]:
         "config": asdict(result.config),
         "threads": result.threads,
         "activity": result.activity,
-        "floor_ms": round(result.floor, 3),
+        "floor_ms": round(result.floor, 4),
         "paths": [
             {
                 "name": path.name,
                 "step": path.step,
                 "error": path.error,
                 "right": path.right,
-                "median_ms": round(path.median, 3),
-                "quartiles_ms": [round(edge, 3) for edge in path.spread],
+                "median_ms": round(path.median, 4),
+                "quartiles_ms": [round(edge, 4) for edge in path.spread],
                 "times_dense": round(result.speedup(path.name, path.step), 3),
                 "held_bytes": path.held_bytes,
                 "note": path.note,
@@ -114,14 +128,14 @@ def _to_json(result: BenchResult) -> dict[str, Any]:
     }
 
 
-def provenance() -> dict[str, Any]:
+def provenance(device: str = "cpu") -> dict[str, Any]:
     """Device, versions, date and command of this process."""
     program = Path(sys.argv[0])
     head = "python -m twellviz" if program.name == "__main__.py" else program.name
     return {
-        "device": f"CPU, {processor()}",
+        "device": f"CPU, {processor()}" if device == "cpu" else gpu(),
         "threads_of_torch": torch.get_num_threads(),
-        "versions": versions("twellviz", "torch", "numba", "numpy"),
+        "versions": versions("twellviz", "torch", "numba", *(() if device == "cpu" else ("numba-cuda",)), "numpy"),
         "date": datetime.now(UTC).date().isoformat(),
         "command": shlex.join([*head.split(), *sys.argv[1:]]),
     }

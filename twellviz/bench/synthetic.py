@@ -36,9 +36,11 @@ class Layer(NamedTuple):
     down_HD: Tensor
 
 
-def make_layer(tokens: int, width: int, hidden: int, density: float, *, dtype: torch.dtype, seed: int) -> Layer:
+def make_layer(
+    tokens: int, width: int, hidden: int, density: float, *, dtype: torch.dtype, seed: int, device: str = "cpu"
+) -> Layer:
     """Draw a layer that fires ``density`` neurons a token on average, measured in fp32 before rounding to ``dtype``;
-    no pre-activation is within rounding of zero.
+    no pre-activation is within rounding of zero. Another device draws other numbers from the same seed.
 
     Raises
     ------
@@ -53,17 +55,17 @@ def make_layer(tokens: int, width: int, hidden: int, density: float, *, dtype: t
         raise ConfigError(
             f"density={density:g}: above 0 and at most {highest:g} active neurons of {hidden} are possible"
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator, device=device)
 
     x_MD = normal(tokens, width)
     x_MD[:, 0] = 1 + ROW_SIGMA * normal(tokens)
     gate_HD = normal(hidden, width) / (width - 1) ** 0.5
     gate_HD[:, 0] = 0
     rate_H = torch.exp(RATE_SIGMA * normal(hidden))
-    rate_H[torch.rand(hidden, generator=generator) < DEAD_SHARE] = 0
+    rate_H[torch.rand(hidden, generator=generator, device=device) < DEAD_SHARE] = 0
     z_MH = x_MD @ gate_HD.T
     # More of the scale means more activity: bisect its logarithm.
     low, high = -30.0, 10.0

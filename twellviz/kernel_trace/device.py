@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -42,7 +41,8 @@ def run_on_device(
     name = _device_name()
     if name is None:
         return None
-    cuda = import_module("numba.cuda")
+    from twell.cuda_target import cuda
+
     memories = [as_memory(f"argument {place}", value) for place, value in enumerate(arguments)]
     given: list[Any] = [
         value if memory is None else cuda.to_device(np.ascontiguousarray(memory))

@@ -109,7 +109,7 @@ def pack(h_MH: Tensor, *, compression: int = 8, overflow: str = "spill") -> TwEL
     launch_pack(h_MH, words_MNS, over_M)
 
     def fill(spill_start_M: Tensor, spill_tile_K: Tensor, spill_values_KT: Tensor) -> None:
-        copy_spilled[h_MH.shape[0], BLOCK_THREADS](h_MH, words_MNS, spill_start_M, spill_tile_K, spill_values_KT)
+        launch_copy_spilled(h_MH, words_MNS, spill_start_M, spill_tile_K, spill_values_KT)
 
     return finish(words_MNS, over_M, fill, n_hidden=h_MH.shape[1], value_dtype=h_MH.dtype, overflow=overflow)
 
@@ -119,3 +119,10 @@ def launch_pack(h_MH: Tensor, words_MNS: Tensor, over_M: Tensor) -> None:
     tiles_of_a_block = BLOCK_THREADS // 32
     blocks = (h_MH.shape[0], -(-words_MNS.shape[1] // tiles_of_a_block))
     pack_tiles[blocks, BLOCK_THREADS](h_MH, words_MNS, over_M)
+
+
+def launch_copy_spilled(
+    h_MH: Tensor, words_MNS: Tensor, spill_start_M: Tensor, spill_tile_K: Tensor, spill_values_KT: Tensor
+) -> None:
+    """Start :func:`copy_spilled`; the backup must have a place for every tile that spills."""
+    copy_spilled[h_MH.shape[0], BLOCK_THREADS](h_MH, words_MNS, spill_start_M, spill_tile_K, spill_values_KT)

@@ -160,7 +160,7 @@ def launch_token_ffn(
     """Start the warp version where it runs, else the block version; ``warp`` asks for one of them."""
     y_MD = torch.empty_like(x_MD)
     arguments = (x_MD, words_MNS, spill_start_M, spill_values_KT, gate_HD, up_HD, down_HD, y_MD)
-    if warp_fits(x_MD) if warp is None else warp:
+    if warp_fits(x_MD, up_HD, down_HD) if warp is None else warp:
         launch_warp(*arguments)
     else:
         slices = -(-x_MD.shape[1] // (COLUMNS * THREADS))
