@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
-from twell.cuda_target import NUMPY_TYPES, SIMULATED, Kernel, cuda
+from twell.cuda_target import SIMULATED, Kernel, cuda
 from twell.errors import DeviceError
 
 
@@ -55,7 +52,7 @@ def compile_for(
     ----------
     function : Kernel
     signature : sequence of Numba types
-        One per parameter; see :func:`numba_type`.
+        One per parameter; see :func:`twell.cuda_target.numba_type`.
     *capabilities : (int, int)
 
     Raises
@@ -77,17 +74,6 @@ def compile_for(
     flags = dict.fromkeys(("lineinfo", "fastmath", "forceinline", "lto"), False)
     library, _ = front_end(function.py_func, tuple(signature), **arguments, **unset, **flags)
     return {cc: "\n".join(library.get_asm_strs(cc=cc)) for cc in capabilities}
-
-
-def numba_type(argument: Any) -> Any:
-    """Numba's type of a kernel argument: a tensor, or a number."""
-    types = importlib.import_module("numba.cuda.types")
-    if isinstance(argument, Tensor):
-        element = importlib.import_module("numba.cuda.np.numpy_support").from_dtype(
-            np.dtype(NUMPY_TYPES[argument.dtype])
-        )
-        return types.Array(element, argument.ndim, "C")
-    return {int: types.int64, float: types.float64, np.float32: types.float32}[type(argument)]
 
 
 def assemble(ptx: str, capability: tuple[int, int]) -> Resources:

@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from twell.cuda_launch import Launcher, kind_of, launcher_of
 from twell.errors import DeviceError, DtypeError, ShapeError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -171,6 +172,7 @@ class Kernel:
         self.py_func = py_func
         self.options = options
         self._compiled: Any = None
+        self._launchers: dict[tuple[Any, ...], Launcher] = {}
 
     def __getitem__(self, size: tuple[int | tuple[int, ...], int]) -> Callable[..., None]:
         blocks, threads = size
@@ -183,12 +185,33 @@ class Kernel:
             with _simulator:
                 self._jit()[blocks, threads](*(_numpy(argument) for argument in arguments))
             return
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                _check_argument(argument)
         home = next(argument.device for argument in arguments if isinstance(argument, Tensor))
-        with torch.cuda.device(home), _numba_device(home):
+        if torch.cuda.current_device() == home.index:
+            self._launch_here(home, blocks, threads, arguments)
+        else:
+            with torch.cuda.device(home):
+                self._launch_here(home, blocks, threads, arguments)
+
+    def _launch_here(
+        self, home: torch.device, blocks: int | tuple[int, ...], threads: int, arguments: tuple[Any, ...]
+    ) -> None:
+        key = (home.index, *(kind_of(argument) for argument in arguments))
+        launcher = self._launchers.get(key)
+        if launcher is not None:
+            launcher(blocks, threads, arguments)
+            return
+        with _numba_device(home):
             stream = cuda.external_stream(torch.cuda.current_stream(home).cuda_stream)
             with _no_occupancy_warning():
                 started = self._jit()[blocks, threads, stream]
             started(*(_device_array(argument) for argument in arguments))
+            types = tuple(numba_type(argument) for argument in arguments)
+            launcher = launcher_of(self._jit(), types, home.index)
+        if launcher is not None:
+            self._launchers[key] = launcher
 
     def _jit(self) -> Any:
         if self._compiled is None:
@@ -225,6 +248,17 @@ NUMPY_TYPES = {
     torch.int64: "<i8",
 }
 """NumPy type under which a kernel sees a tensor."""
+
+
+def numba_type(argument: Any) -> Any:
+    """Numba's type of a kernel argument: a tensor, or a number."""
+    types = importlib.import_module("numba.cuda.types")
+    if isinstance(argument, Tensor):
+        element = importlib.import_module("numba.cuda.np.numpy_support").from_dtype(
+            np.dtype(NUMPY_TYPES[argument.dtype])
+        )
+        return types.Array(element, argument.ndim, "C")
+    return {int: types.int64, float: types.float64, np.float32: types.float32}[type(argument)]
 
 
 def _check_argument(tensor: Tensor) -> str:

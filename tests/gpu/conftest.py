@@ -28,3 +28,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+    torch.compiler.reset()  # each test may compile afresh: dynamo counts the compilations of a code object

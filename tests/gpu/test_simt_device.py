@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import Tensor
 from twell import reference, simt
-from twell.simt import token_warp
+from twell.simt import pack_epilogue, token_warp
 from twell.simt.spill import tiles_of
 from twell.simt.token_block import launch_token_ffn
 
@@ -21,11 +23,11 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def layer(
     dtype: torch.dtype, seed: int = 0, n_tokens: int = 150, width: int = 256, n_hidden: int = 1200
 ) -> list[Tensor]:
-    """Tokens and weights with a few per cent of the neurons active, and a token that fires half of them."""
+    """Tokens and weights with a few per cent of the neurons active, and three tokens that fire half of them."""
     torch.manual_seed(seed)
     x_MD = torch.randn(n_tokens, width, device=GPU)
     x_MD[:, 0] = 1
-    x_MD[3, 0] = 0
+    x_MD[3:6, 0] = 0
     gate_HD, up_HD, down_HD = (torch.randn(n_hidden, width, device=GPU) / width**0.5 for _ in range(3))
     gate_HD[:, 0] = -1.9
     return [array.to(dtype) for array in (x_MD, gate_HD, up_HD, down_HD)]
@@ -144,3 +146,26 @@ def test_more_than_two_to_the_31_elements() -> None:
     assert back[-1, -1] == 3
     assert back[-2, 5] == 2
     assert int(back.count_nonzero()) == 2
+
+
+def test_later_launches_go_past_numba() -> None:
+    arrays = layer(torch.bfloat16)
+    packed = simt.gate_pack(*arrays[:2])
+    kernel = pack_epilogue.multiply_and_pack
+    assert kernel._launchers
+    before = len(kernel._launchers)
+    assert_same_twell(simt.gate_pack(*arrays[:2]), packed)
+    assert len(kernel._launchers) == before
+
+
+def test_a_launch_takes_microseconds() -> None:
+    arrays = layer(torch.bfloat16, n_tokens=1)
+    simt.gated_ffn(*arrays)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(100):
+        simt.gated_ffn(*arrays)
+    torch.cuda.synchronize()
+    each = (time.perf_counter() - begin) / 100
+    print(f"a whole block of one token takes {1e6 * each:.0f} microseconds")
+    assert each < 1e-3

@@ -65,6 +65,7 @@ def test_nan_token(dtype: torch.dtype) -> None:
         (40, 264, 513),
         (7, 2048, 600),
         (4, 2056, 70),
+        (5, 16, 9000),  # more than 32 tiles, the lanes of a warp
     ],
 )
 def test_token(n_tokens: int, width: int, n_hidden: int, dtype: torch.dtype, compression: int) -> None:

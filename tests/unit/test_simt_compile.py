@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from twell.cuda_compile import Resources, assemble, compile_for, numba_type
-from twell.cuda_target import CAPABILITIES, Kernel
+from twell.cuda_compile import Resources, assemble, compile_for
+from twell.cuda_target import CAPABILITIES, Kernel, numba_type
 from twell.simt import (
     down_block,
     hybrid_dense,

@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from twell import ops, simt
 from twell.formats import ELL, TwELL
 from twell.simt.pack_ell import launch_ell
-from twell.simt.spill import tiles_of
+from twell.simt.pack_epilogue import launch_gate_pack, launch_spilled
+from twell.simt.spill import finish, tiles_of
 from twell.simt.token_block import launch_token_ffn
 from twell.simt.token_warp import warp_fits
+from twell.simt.whole_block import COMPRESSION
 
 from twellviz.bench.paths import Path
 from twellviz.bench.synthetic import Layer
@@ -64,6 +66,12 @@ def gate_paths(layer: Layer) -> list[Path]:
     def of_twell(packed: TwELL) -> list[Tensor]:
         return [packed.to_dense()]
 
+    def of_words(parts: tuple[Tensor, Tensor]) -> list[Tensor]:
+        def fill(*spilled: Tensor) -> None:
+            launch_spilled(x_MD, gate_HD, parts[0], *spilled)
+
+        return of_twell(finish(*parts, fill, n_hidden=shape[1], value_dtype=x_MD.dtype, overflow="spill"))
+
     return [
         Path("dense", lambda: [F.relu(F.linear(x_MD, gate_HD))], note="torch, nothing packed"),
         Path("torch product + pack", lambda: simt.pack(F.linear(x_MD, gate_HD)), dense_of=of_twell),
@@ -75,7 +83,12 @@ def gate_paths(layer: Layer) -> list[Path]:
             dense_of=of_ell,
         ),
         Path("simt product + pack", lambda: simt.pack(simt.gate_product(x_MD, gate_HD)), dense_of=of_twell),
-        Path("epilogue", lambda: simt.gate_pack(x_MD, gate_HD), note="simt product, packed there", dense_of=of_twell),
+        Path(
+            "epilogue",
+            lambda: launch_gate_pack(x_MD, gate_HD, COMPRESSION),
+            note="simt product, TwELL packed there",
+            dense_of=of_words,
+        ),
     ]
 
 

@@ -36,6 +36,8 @@ from twell.simt.tiled_product import (
     checked_product,
     multiply_tile,
     next_row,
+    square_column,
+    square_row,
 )
 
 
@@ -47,28 +49,28 @@ def multiply_and_pack(x_MD: Array, gate_HD: Array, words_MNS: Array, over_M: Arr
     counts = cuda.shared.array((ROWS, 33), int32)
     sums = cuda.local.array(64, float32)
     thread = cuda.threadIdx.x & NOT_NEGATIVE
-    lane = thread & 31
-    warp = thread >> 5
+    first_mine = square_row(thread) * 8
+    part = square_column(thread)
     tile = (cuda.blockIdx.x & NOT_NEGATIVE) % words_MNS.shape[1]
     first_row = (cuda.blockIdx.x & NOT_NEGATIVE) // words_MNS.shape[1] * ROWS
     first_column = tile * COLUMNS
     multiply_tile(x_MD, gate_HD, first_row, first_column, x_part, gate_part, sums)
 
-    n_mine = min(8, gate_HD.shape[0] - first_column - lane * 8)
+    n_mine = min(8, gate_HD.shape[0] - first_column - part * 8)
     for i in range(8):
         found = int32(0)
         for j in range(8):
             if j < n_mine and active(widen(narrow(sums[j], x_MD))):
                 found += 1
         next_row(sums)
-        counts[warp * 8 + i, lane] = found
+        counts[first_mine + i, part] = found
     cuda.syncthreads()
 
     if thread < ROWS:
         running = int32(0)
-        for part in range(32):
-            found = counts[thread, part]
-            counts[thread, part] = running
+        for other in range(32):
+            found = counts[thread, other]
+            counts[thread, other] = running
             running += found
         row = first_row + thread
         if row < x_MD.shape[0]:
@@ -78,13 +80,13 @@ def multiply_and_pack(x_MD: Array, gate_HD: Array, words_MNS: Array, over_M: Arr
     cuda.syncthreads()
 
     for i in range(8):
-        row = first_row + warp * 8 + i
-        slot = counts[warp * 8 + i, lane] + 1
+        row = first_row + first_mine + i
+        slot = counts[first_mine + i, part] + 1
         for j in range(8):
             value = widen(narrow(sums[j], x_MD))
             if j < n_mine and row < x_MD.shape[0] and active(value):
                 if slot < words_MNS.shape[2]:
-                    words_MNS[row, tile, slot] = make_word(first_column + lane * 8 + j, value, words_MNS, x_MD)
+                    words_MNS[row, tile, slot] = make_word(first_column + part * 8 + j, value, words_MNS, x_MD)
                 slot += 1
         next_row(sums)
 
@@ -108,8 +110,8 @@ def multiply_spilled(
     n_spilled = cuda.shared.array(1, int32)
     sums = cuda.local.array(64, float32)
     thread = cuda.threadIdx.x & NOT_NEGATIVE
-    lane = thread & 31
-    warp = thread >> 5
+    first_mine = square_row(thread) * 8
+    part = square_column(thread)
     tile = (cuda.blockIdx.x & NOT_NEGATIVE) % words_MNS.shape[1]
     first_row = (cuda.blockIdx.x & NOT_NEGATIVE) // words_MNS.shape[1] * ROWS
     if thread == 0:
@@ -130,16 +132,16 @@ def multiply_spilled(
         return
 
     multiply_tile(x_MD, gate_HD, first_row, tile * COLUMNS, x_part, gate_part, sums)
-    n_mine = min(8, gate_HD.shape[0] - tile * COLUMNS - lane * 8)
+    n_mine = min(8, gate_HD.shape[0] - tile * COLUMNS - part * 8)
     for i in range(8):
-        place = places[warp * 8 + i]
+        place = places[first_mine + i]
         if place >= 0:
             for j in range(8):
                 value = sums[j]
                 if j >= n_mine or not active(widen(narrow(value, x_MD))):
                     value = float32(0)
-                spill_values_KT[place, lane * 8 + j] = narrow(value, spill_values_KT)
-            if lane == 0:
+                spill_values_KT[place, part * 8 + j] = narrow(value, spill_values_KT)
+            if part == 0:
                 spill_tile_K[place] = tile
         next_row(sums)
 

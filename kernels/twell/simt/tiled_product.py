@@ -4,6 +4,10 @@ Each block walks along D in steps of 16: its 256 threads copy a slice of x and o
 memory as float32, then each thread adds to its own 8 x 8 products, which stay in registers. A value read from shared
 memory is used 8 times, one read from global memory 64 or 256 times; without that the product would wait for memory.
 
+The 32 threads of a warp own 4 x 8 such squares, 32 tokens by 64 neurons. At each step they want 32 values of x and 64
+of the gate weights, many of them the same ones, which one read hands to all. A warp that owned 8 tokens by 256 neurons
+would want 8 and 256: shared memory, not arithmetic, would then set the pace.
+
 Sums run along D in order, one fused multiply-add at a time, so that whoever computes the same product again, for a
 tile that did not fit, gets the same bits.
 
@@ -37,10 +41,22 @@ different banks."""
 def place_of(neuron: int) -> int:
     """Where a neuron of the block stands in shared memory: the first 4 of every 8 to the left, the rest to the right.
 
-    A thread owns 8 neighbouring neurons and reads them 4 at a time. Thus 32 threads read 512 bytes without a gap,
-    where neighbours 8 apart would meet in the same banks.
+    A thread owns 8 neighbouring neurons and reads them 4 at a time. Thus 8 threads read 128 bytes without a gap, where
+    neighbours 8 apart would meet in the same banks.
     """
     return ((neuron & 4) << 5) + ((neuron >> 3) << 2) + (neuron & 3)
+
+
+@device
+def square_row(thread: int) -> int:
+    """Which 8 of the 64 tokens a thread owns: 4 warps share 32 tokens, and 8 threads of a warp share 8."""
+    return ((thread >> 7) << 2) + ((thread & 31) >> 3)
+
+
+@device
+def square_column(thread: int) -> int:
+    """Which 8 of the 256 neurons a thread owns."""
+    return (((thread >> 5) & 3) << 3) + (thread & 7)
 
 
 @device
@@ -49,12 +65,12 @@ def multiply_tile(
 ) -> None:
     """Products of 64 tokens with 256 neurons; a thread's ``sums[8 * i + j]`` is its token i, neuron j.
 
-    Thread t owns tokens ``first_row + 8 * (t // 32) + i`` and neurons ``first_column + 8 * (t % 32) + j``. Past the
-    last row or neuron both factors are zero.
+    Thread t owns tokens ``first_row + 8 * square_row(t) + i`` and neurons ``first_column + 8 * square_column(t) + j``.
+    Past the last row or neuron both factors are zero.
     """
     thread = cuda.threadIdx.x & NOT_NEGATIVE
-    lane = thread & 31
-    warp = thread >> 5
+    first_x = square_row(thread) * 8
+    first_gate = square_column(thread) * 4
     depth = thread & 15
     for i in range(64):
         sums[i] = float32(0)
@@ -75,10 +91,10 @@ def multiply_tile(
         cuda.syncthreads()
         for k in range(DEPTH):
             for i in range(8):
-                x_value = x_part[k, warp * 8 + i]
+                x_value = x_part[k, first_x + i]
                 for j in range(4):
-                    sums[i * 8 + j] += x_value * gate_part[k, lane * 4 + j]
-                    sums[i * 8 + j + 4] += x_value * gate_part[k, 128 + lane * 4 + j]
+                    sums[i * 8 + j] += x_value * gate_part[k, first_gate + j]
+                    sums[i * 8 + j + 4] += x_value * gate_part[k, 128 + first_gate + j]
         cuda.syncthreads()
 
 
@@ -114,12 +130,13 @@ def multiply(x_MD: Array, gate_HD: Array, h_MH: Array) -> None:
     first_row = (cuda.blockIdx.x & NOT_NEGATIVE) // n_tiles * ROWS
     first_column = (cuda.blockIdx.x & NOT_NEGATIVE) % n_tiles * COLUMNS
     multiply_tile(x_MD, gate_HD, first_row, first_column, x_part, gate_part, sums)
-    lane = cuda.threadIdx.x & 31
-    warp = cuda.threadIdx.x >> 5
+    thread = cuda.threadIdx.x & NOT_NEGATIVE
+    lane = thread & 31
+    warp = thread >> 5
     for i in range(8):
-        # A thread's neurons are neighbours; passing the row through shared memory lets neighbouring threads write them.
+        # A thread's neurons are neighbours; passing 8 rows through shared memory lets neighbouring threads write them.
         for j in range(8):
-            gate_part[warp, lane * 8 + j] = sums[j]
+            gate_part[square_row(thread), square_column(thread) * 8 + j] = sums[j]
         next_row(sums)
         cuda.syncthreads()
         row = first_row + warp * 8 + i

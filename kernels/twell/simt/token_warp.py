@@ -107,7 +107,7 @@ def make_kernel(chunks: int, whole: bool) -> Kernel:
             count = 0
             if first + lane < words_MNS.shape[1]:
                 count = words_MNS[row, first + lane, 0]
-            filled = cuda.ballot_sync(ALL, count > 0)
+            filled = cuda.ballot_sync(ALL, count > 0) & ALL  # not negative: its sign is the 32nd tile's bit
             while filled != 0:
                 tile = first + cuda.ffs(filled) - 1
                 n = cuda.shfl_sync(ALL, count, tile - first)
