@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import twell
@@ -270,3 +273,26 @@ def test_importing_creates_no_cuda_context() -> None:
 
     code = "import twell, twell.nn, torch; assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_process_forked_after_the_kernels_ran_computes_the_same() -> None:
+    # Both pools of threads, Numba's and torch's, are unusable there: without care the child dies or waits for ever.
+    program = (
+        "import os, signal, torch\n"
+        "from twell import ops\n"
+        "from twell.train_ops import gated_ffn_train\n"
+        "torch.manual_seed(0)\n"
+        "x, w = torch.randn(300, 256), torch.randn(1200, 256)\n"
+        "def both():\n"
+        "    with torch.no_grad():\n"
+        "        return ops.gated_ffn(x, w, w, w)[0], gated_ffn_train(x, w, w, w)[0]\n"
+        "before = both()\n"
+        "if os.fork() == 0:\n"
+        "    signal.alarm(60)\n"
+        "    after = both()\n"
+        "    good = all(torch.allclose(a, b, rtol=1e-4, atol=1e-2) for a, b in zip(before, after))\n"
+        "    os._exit(0 if good else 3)\n"
+        "raise SystemExit(os.waitpid(-1, 0)[1])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N...]",
         help="mean active neurons of a token; several give a row each (%(default)s, the paper's 1.5B model)",
     )
-    layer.add_argument("--dtype", choices=DTYPES, default="float32", help="of tokens and weights (%(default)s)")
+    layer.add_argument(
+        "--dtype",
+        default="float32",
+        metavar="T[,T...]",
+        help="of tokens and weights: float32, bfloat16, float16; several are measured one after another (%(default)s)",
+    )
     layer.add_argument("--plain", action="store_true", help="a block without a gate")
     run = parser.add_argument_group("run")
     run.add_argument("--train", action="store_true", help="time a training step (forward and backward) as well")
@@ -42,13 +46,13 @@ def run_cli(args: argparse.Namespace) -> int:
         check_file_name(args.json)
     densities = parse_densities(args.density)
     results = []
-    for density in densities:
+    for dtype, density in itertools.product(args.dtype.split(","), densities):
         config = BenchConfig(
             tokens=args.tokens,
             width=args.width,
             hidden=args.hidden,
             density=density,
-            dtype=args.dtype,
+            dtype=dtype,
             gated=not args.plain,
             train=args.train,
             threads=args.threads,

@@ -5,7 +5,7 @@ Numba's thread pool is not torch's. Three rules keep the two from hurting each o
 - a kernel uses as many threads as torch does (``torch.set_num_threads``), or fewer where Numba's own mask
   (``numba.set_num_threads``, ``NUMBA_NUM_THREADS``) says so; the mask is put back after the call;
 - a process that was forked after the pool had started cannot use it (GNU OpenMP ends the process), so there the
-  serial build of the same function runs;
+  serial build of the same function runs, and torch, whose pool would wait for ever there, is told to use one thread;
 - the "workqueue" pool, which Numba takes where it finds neither TBB nor OpenMP, ends the process when two Python
   threads enter it at once, so there a lock stands before it.
 
@@ -38,6 +38,8 @@ def _after_fork_in_child() -> None:
     global _forked, _lock
     _lock = threading.RLock()  # the parent may have held it
     _forked = _forked or _pool_started
+    if _forked:
+        torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):
