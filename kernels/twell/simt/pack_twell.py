@@ -18,7 +18,7 @@ from twell.cuda_target import BLOCK_THREADS, Array, check_device, cuda, device, 
 from twell.formats import TILE_WIDTH, TwELL
 from twell.formats._rules import check_compression, check_dense, check_overflow
 from twell.simt.bits import active, make_word, narrow, widen
-from twell.simt.scan import MAX_THREADS
+from twell.simt.scan import MAX_THREADS, NOT_NEGATIVE
 from twell.simt.spill import empty_words, finish, tile_spills
 
 COLUMNS = 8
@@ -29,33 +29,37 @@ COLUMNS = 8
 def pack_tiles(h_MH: Array, words_MNS: Array, over_M: Array) -> None:
     """Pack a row (``blockIdx.x``), ``blockDim.x / 32`` tiles at once. ``words_MNS`` and ``over_M`` start as zeros."""
     counts = cuda.shared.array(MAX_THREADS, int32)
-    thread = cuda.threadIdx.x
+    mine = cuda.local.array(COLUMNS, float32)
+    thread = cuda.threadIdx.x & NOT_NEGATIVE
     part = thread & 31
-    row = cuda.blockIdx.x
-    tile = cuda.blockIdx.y * (cuda.blockDim.x >> 5) + (thread >> 5)
+    row = cuda.blockIdx.x & NOT_NEGATIVE
+    tile = (cuda.blockIdx.y & NOT_NEGATIVE) * (cuda.blockDim.x >> 5) + (thread >> 5)
     first = tile * TILE_WIDTH + part * COLUMNS
-    last = min(first + COLUMNS, h_MH.shape[1])
 
     found = int32(0)
-    for column in range(first, last):
-        if active(widen(h_MH[row, column])):
+    for j in range(COLUMNS):
+        mine[j] = float32(0)
+        if first + j < h_MH.shape[1]:
+            mine[j] = widen(h_MH[row, first + j])
+        if active(mine[j]):
             found += 1
     counts[thread] = found
     cuda.syncthreads()
 
-    slot = int32(1)
-    for left in range(thread - part, thread):
-        slot += counts[left]
-    for column in range(first, last):
-        value = widen(h_MH[row, column])
-        if active(value):
-            if slot < words_MNS.shape[2]:
-                words_MNS[row, tile, slot] = make_word(column, value, words_MNS, h_MH)
-            slot += 1
-    if part == 31 and tile < words_MNS.shape[1]:
-        words_MNS[row, tile, 0] = slot - 1
-        if slot > words_MNS.shape[2]:
-            cuda.atomic.add(over_M, row, 1)
+    # Most threads have found nothing, and only the last one of a tile wants its total.
+    if (found > 0 or part == 31) and tile < words_MNS.shape[1]:
+        slot = int32(1)
+        for left in range(part):
+            slot += counts[thread - part + left]
+        for j in range(COLUMNS):
+            if active(mine[j]):
+                if slot < words_MNS.shape[2]:
+                    words_MNS[row, tile, slot] = make_word(first + j, mine[j], words_MNS, h_MH)
+                slot += 1
+        if part == 31:
+            words_MNS[row, tile, 0] = slot - 1
+            if slot > words_MNS.shape[2]:
+                cuda.atomic.add(over_M, row, 1)
 
 
 @kernel()
