@@ -49,7 +49,7 @@ def write_sums(y_MD: Array, row: int, first_column: int, sums_y: Array) -> None:
             y_MD[row, column] = narrow(sums_y[j], y_MD)
 
 
-@kernel(launch_bounds=(MAX_THREADS, 3))
+@kernel(launch_bounds=(MAX_THREADS, 4))
 def down(
     x_MD: Array,
     words_MNS: Array,

@@ -21,7 +21,7 @@ from twell.simt.hybrid_list import list_row, row_pieces
 from twell.simt.scan import MAX_GROUPS, MAX_THREADS, NOT_NEGATIVE
 
 
-@kernel(launch_bounds=(MAX_THREADS, 3))
+@kernel(launch_bounds=(MAX_THREADS, 4))
 def multiply_hybrid(
     values_MW: Array,
     columns_MW: Array,
