@@ -29,7 +29,6 @@ COLUMNS = 8
 def pack_tiles(h_MH: Array, words_MNS: Array, over_M: Array) -> None:
     """Pack a row (``blockIdx.x``), ``blockDim.x / 32`` tiles at once. ``words_MNS`` and ``over_M`` start as zeros."""
     counts = cuda.shared.array(MAX_THREADS, int32)
-    mine = cuda.local.array(COLUMNS, float32)
     thread = cuda.threadIdx.x & NOT_NEGATIVE
     part = thread & 31
     row = cuda.blockIdx.x & NOT_NEGATIVE
@@ -38,10 +37,7 @@ def pack_tiles(h_MH: Array, words_MNS: Array, over_M: Array) -> None:
 
     found = int32(0)
     for j in range(COLUMNS):
-        mine[j] = float32(0)
-        if first + j < h_MH.shape[1]:
-            mine[j] = widen(h_MH[row, first + j])
-        if active(mine[j]):
+        if first + j < h_MH.shape[1] and active(widen(h_MH[row, first + j])):
             found += 1
     counts[thread] = found
     cuda.syncthreads()
@@ -51,10 +47,11 @@ def pack_tiles(h_MH: Array, words_MNS: Array, over_M: Array) -> None:
         slot = int32(1)
         for left in range(part):
             slot += counts[thread - part + left]
-        for j in range(COLUMNS):
-            if active(mine[j]):
+        for column in range(first, min(first + COLUMNS, h_MH.shape[1])):
+            value = widen(h_MH[row, column])
+            if active(value):
                 if slot < words_MNS.shape[2]:
-                    words_MNS[row, tile, slot] = make_word(first + j, mine[j], words_MNS, h_MH)
+                    words_MNS[row, tile, slot] = make_word(column, value, words_MNS, h_MH)
                 slot += 1
         if part == 31:
             words_MNS[row, tile, 0] = slot - 1
