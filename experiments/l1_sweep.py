@@ -4,7 +4,7 @@
 
 A small model leaves most of a large GPU idle, so several runs share it, each in a process of its own. A finished run
 is a JSON file in the folder; started again, the sweep does what is missing. ``--table FILE`` gathers them in a CSV
-file with device, versions, date and command.
+file with device, versions, date and command, ``--curves FILE`` their losses and L0 over the steps.
 
 Fixed before any run: the recommended coefficient is the largest one of the sweep whose mean L0 is at least 0.5 % of H,
 whatever the loss does there.
@@ -120,7 +120,7 @@ def run_one(setting: Setting, args: argparse.Namespace) -> None:
         "device": gpu() if cuda else processor(),
         "versions": versions("torch", "numpy"),
         "date": datetime.now(UTC).date().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", "experiments/l1_sweep.py", *sys.argv[1:]]),
         "curve": [
             {key: row[key] for key in ("step", "cross_entropy", "l0", "dead")}
             for row in result.history[:: max(1, setting.steps // 100)]
@@ -184,6 +184,27 @@ def gather(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def gather_curves(folder: Path) -> list[dict[str, Any]]:
+    """About a hundred steps of each finished run: loss and L0."""
+    rows = []
+    for setting in settings():
+        path = folder / f"{setting.name}.json"
+        if path.exists():
+            curve = json.loads(path.read_text(encoding="utf-8"))["curve"]
+            rows += [
+                {"name": setting.name, **{key: round(value, 4) for key, value in point.items()}} for point in curve
+            ]
+    return rows
+
+
+def write_csv(path: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows of equal columns."""
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def recommended(rows: Sequence[dict[str, Any]]) -> float | None:
     """The largest coefficient whose mean L0, over its seeds, is at least 0.5 % of H; None before there is one."""
     shares: dict[float, list[float]] = {}
@@ -201,16 +222,17 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=8, help="runs at once (%(default)s)")
     parser.add_argument("--only", metavar="NAME[,NAME...]", help="these runs alone")
     parser.add_argument("--table", metavar="FILE", help="gather the finished runs in this CSV file, and train nothing")
+    parser.add_argument("--curves", metavar="FILE", help="the same with the curves of the finished runs")
     parser.add_argument("--smoke", action="store_true", help="three tiny steps each, to try the script on a CPU")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.curves:
+        write_csv(args.curves, gather_curves(Path(args.out)))
     if args.table:
         rows = gather(Path(args.out))
-        with Path(args.table).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.table, rows)
         print(f"{len(rows)} runs in {args.table}; recommended coefficient {recommended(rows)}")
+    if args.table or args.curves:
         return 0
     if args.one:
         run_one(next(setting for setting in settings() if setting.name == args.one), args)
