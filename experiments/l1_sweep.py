@@ -30,8 +30,6 @@ from typing import Any
 COEFFICIENTS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SEVERAL_SEEDS = (3e-4, 1e-3)
 STEPS, BATCH, LR, WARMUP = 400, 128, 2e-3, 40
-LEAST_SHARE = 0.005
-"""Least share of H that the recommended coefficient leaves active."""
 
 
 @dataclass(frozen=True)
@@ -205,15 +203,6 @@ def write_csv(path: str, rows: Sequence[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def recommended(rows: Sequence[dict[str, Any]]) -> float | None:
-    """The largest coefficient whose mean L0, over its seeds, is at least 0.5 % of H; None before there is one."""
-    shares: dict[float, list[float]] = {}
-    for row in rows:
-        if row["group"] == "coefficient":
-            shares.setdefault(float(row["l1"]), []).append(float(row["l0_share"]))
-    return max((l1 for l1, found in shares.items() if sum(found) / len(found) >= LEAST_SHARE), default=None)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", required=True, metavar="FILE", help="token ids, .npy uint16")
@@ -231,7 +220,12 @@ def main() -> int:
     if args.table:
         rows = gather(Path(args.out))
         write_csv(args.table, rows)
-        print(f"{len(rows)} runs in {args.table}; recommended coefficient {recommended(rows)}")
+        import pandas as pd
+
+        from twellviz.training.sweep import recommended_coefficient
+
+        found = recommended_coefficient(pd.DataFrame(rows))
+        print(f"{len(rows)} runs in {args.table}; recommended coefficient {found}")
     if args.table or args.curves:
         return 0
     if args.one:

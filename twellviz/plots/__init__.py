@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from twellviz.plots.profiles import layer_profile, layer_profile_table, position_profile, position_profile_table
     from twellviz.plots.slots import bytes_table, layout_table
     from twellviz.plots.style import PALETTE
+    from twellviz.plots.sweep import loss_by_sparsity, sparsity_by_coefficient
     from twellviz.plots.training import dead_curve, l0_curve, loss_curve, training_curves, training_table
 
 _WHERE = {
@@ -35,9 +36,11 @@ _WHERE = {
     "layer_profile_table": "profiles",
     "layer_token_heatmap": "heatmap",
     "layout_table": "slots",
+    "loss_by_sparsity": "sweep",
     "loss_curve": "training",
     "position_profile": "profiles",
     "position_profile_table": "profiles",
+    "sparsity_by_coefficient": "sweep",
     "training_curves": "training",
     "training_table": "training",
     "twell_layout": "layouts",
@@ -58,9 +61,11 @@ __all__ = [
     "layer_profile_table",
     "layer_token_heatmap",
     "layout_table",
+    "loss_by_sparsity",
     "loss_curve",
     "position_profile",
     "position_profile_table",
+    "sparsity_by_coefficient",
     "training_curves",
     "training_table",
     "twell_layout",
