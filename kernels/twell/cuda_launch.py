@@ -97,9 +97,15 @@ class Launcher:
     def __init__(self, handle: int, device: int) -> None:
         self._handle = handle
         self._device = device
+        self._allowed = 48 << 10
 
-    def __call__(self, blocks: int | tuple[int, ...], threads: int, arguments: Sequence[Any]) -> None:
-        """Start the kernel on torch's current stream; the current device must be that of the launcher."""
+    def __call__(self, blocks: int | tuple[int, ...], threads: int, arguments: Sequence[Any], shared: int = 0) -> None:
+        """Start the kernel on torch's current stream; the current device must be that of the launcher.
+
+        ``shared``: bytes of dynamic shared memory of a block.
+        """
+        if shared > self._allowed:
+            self._allow(shared)
         if not _thread.has_context:
             _make_context_current(self._device)
         words = [word for argument in arguments for word in words_of(argument)]
@@ -110,8 +116,17 @@ class Launcher:
         x, y, z = (*(blocks if isinstance(blocks, tuple) else (blocks,)), 1, 1)[:3]
         stream = torch.cuda.current_stream(self._device).cuda_stream
         _check(
-            *_driver().cuLaunchKernel(self._handle, x, y, z, threads, 1, 1, 0, stream, ctypes.addressof(addresses), 0)
+            *_driver().cuLaunchKernel(
+                self._handle, x, y, z, threads, 1, 1, shared, stream, ctypes.addressof(addresses), 0
+            )
         )
+
+    def _allow(self, shared: int) -> None:
+        """More than 48 KB of dynamic shared memory has to be asked for."""
+        driver = _driver()
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _check(*driver.cuKernelSetAttribute(most, shared, driver.CUkernel(self._handle), driver.CUdevice(self._device)))
+        self._allowed = shared
 
 
 def launcher_of(dispatcher: Any, types: tuple[Any, ...], device: int) -> Launcher | None:

@@ -133,6 +133,13 @@ def device(function: F) -> F:
     return function
 
 
+def large_device(function: F) -> F:
+    """As :func:`device`, for long functions: inlined late, in machine-near form, which compiles many times faster."""
+    if SIMULATED:
+        return device(function)
+    return cuda.jit(function, device=True, forceinline=True)  # type: ignore[no-any-return]
+
+
 def two_forms(host: F, gpu: Callable[..., Any]) -> F:
     """A device function that cannot be written once: ``host`` in Python and NumPy, ``gpu`` as a Numba intrinsic.
 
@@ -154,7 +161,8 @@ def two_forms(host: F, gpu: Callable[..., Any]) -> F:
 
 
 class Kernel:
-    """A GPU function. ``kernel[blocks, threads](*arguments)`` starts it on torch's current stream.
+    """A GPU function. ``kernel[blocks, threads](*arguments)`` starts it on torch's current stream; a third number is
+    the bytes of dynamic shared memory of a block.
 
     Arguments are contiguous torch tensors, handed over without a copy (bf16 as int16, fp16 as uint16: Numba's view
     of their bits), and Python or NumPy numbers.
@@ -174,11 +182,12 @@ class Kernel:
         self._compiled: Any = None
         self._launchers: dict[tuple[Any, ...], Launcher] = {}
 
-    def __getitem__(self, size: tuple[int | tuple[int, ...], int]) -> Callable[..., None]:
-        blocks, threads = size
-        return functools.partial(self._launch, blocks, threads)
+    def __getitem__(
+        self, size: tuple[int | tuple[int, ...], int] | tuple[int | tuple[int, ...], int, int]
+    ) -> Callable[..., None]:
+        return functools.partial(self._launch, size[0], size[1], size[2] if len(size) == 3 else 0)
 
-    def _launch(self, blocks: int | tuple[int, ...], threads: int, *arguments: Any) -> None:
+    def _launch(self, blocks: int | tuple[int, ...], threads: int, shared: int, *arguments: Any) -> None:
         if 0 in (blocks if isinstance(blocks, tuple) else (blocks,)):
             return  # no tokens, nothing to do; the driver would refuse an empty grid
         if SIMULATED:
@@ -190,28 +199,35 @@ class Kernel:
                 _check_argument(argument)
         home = next(argument.device for argument in arguments if isinstance(argument, Tensor))
         if torch.cuda.current_device() == home.index:
-            self._launch_here(home, blocks, threads, arguments)
+            self._launch_here(home, blocks, threads, shared, arguments)
         else:
             with torch.cuda.device(home):
-                self._launch_here(home, blocks, threads, arguments)
+                self._launch_here(home, blocks, threads, shared, arguments)
 
     def _launch_here(
-        self, home: torch.device, blocks: int | tuple[int, ...], threads: int, arguments: tuple[Any, ...]
+        self, home: torch.device, blocks: int | tuple[int, ...], threads: int, shared: int, arguments: tuple[Any, ...]
     ) -> None:
         key = (home.index, *(kind_of(argument) for argument in arguments))
         launcher = self._launchers.get(key)
         if launcher is not None:
-            launcher(blocks, threads, arguments)
+            launcher(blocks, threads, arguments, shared)
             return
+        types = tuple(numba_type(argument) for argument in arguments)
         with _numba_device(home):
-            stream = cuda.external_stream(torch.cuda.current_stream(home).cuda_stream)
-            with _no_occupancy_warning():
-                started = self._jit()[blocks, threads, stream]
-            started(*(_device_array(argument) for argument in arguments))
-            types = tuple(numba_type(argument) for argument in arguments)
+            if shared:  # Numba's own launch allows 48 KB
+                self._jit().compile(types)
+            else:
+                stream = cuda.external_stream(torch.cuda.current_stream(home).cuda_stream)
+                with _no_occupancy_warning():
+                    started = self._jit()[blocks, threads, stream]
+                started(*(_device_array(argument) for argument in arguments))
             launcher = launcher_of(self._jit(), types, home.index)
         if launcher is not None:
             self._launchers[key] = launcher
+        if shared:
+            if launcher is None:
+                raise DeviceError(f"{self!r} needs {shared} bytes of shared memory: this numba-cuda cannot grant them")
+            launcher(blocks, threads, arguments, shared)
 
     def _jit(self) -> Any:
         if self._compiled is None:
