@@ -90,10 +90,9 @@ SHEET = KernelSheet(
             reference=_packed_tiles,
             launch=lambda n: (-(-n // TILE), THREADS),
             sizes=(64, 77),
-            hint="Three stretches with a barrier between each two of them, or a barrier and a sum in every thread: count "
-            "your own columns and leave the count in shared memory; cuda.syncthreads(); add up the counts of the threads "
-            "to your left, which gives your first slot less one; place your entries from there, each only if its slot is "
-            "below columns.shape[1]. The last thread knows the total.",
+            hint="Count your own columns and leave the count in shared memory; cuda.syncthreads(); add up the counts "
+            "of the threads to your left: one more is your first slot. Place your entries from there on, each only if "
+            "its slot is below columns.shape[1], but count on in any case: the last thread then knows the total.",
         ),
         KernelSpec(
             "5.2",
@@ -101,8 +100,8 @@ SHEET = KernelSheet(
             reference=lambda x, gate, h: {"h": np.maximum(x @ gate.T, 0)},
             launch=lambda n: ((-(-(3 * n + 1) // TILE), n), THREADS),
             sizes=(8, 13),
-            hint="Write the 4 values to row[thread * 4 + j] in shared memory, cuda.syncthreads(), then let thread t take "
-            "row[t], row[t + 8], row[t + 16] and row[t + 24]: neighbours write neighbours. Each write needs "
+            hint="Write your 4 values to row_part[thread * 4 + j], cuda.syncthreads(), then let thread t take places "
+            "t, t + 8, t + 16 and t + 24: neighbours write neighbours. Each write of h needs "
             "`if column < h.shape[1]`, and a value that is <= 0 becomes 0.",
         ),
         KernelSpec(
@@ -111,9 +110,9 @@ SHEET = KernelSheet(
             reference=lambda counts, slots, over: {"over": (counts >= slots).sum(1)},
             launch=lambda n: (-(-n * N_TILES // THREADS), THREADS),
             sizes=(8, 11),
-            hint="i = cuda.grid(1); if i < counts.size, the row is i // counts.shape[1] and the tile i % counts.shape[1]. "
-            "Several threads may meet at one row: cuda.atomic.add(over, row, 1) lets none of them be lost. Slot 0 is the "
-            "count's, so slots - 1 entries fit.",
+            hint="If i < counts.size, the row is i // counts.shape[1] and the tile i % counts.shape[1]. Several "
+            "threads may meet at one row: with cuda.atomic.add(over, row, 1) none of them is lost. One word of a "
+            "tile is the count, so slots - 1 entries fit.",
         ),
     ]
 )

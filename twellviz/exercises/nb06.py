@@ -82,8 +82,8 @@ SHEET = KernelSheet(
             reference=lambda neurons, h, down, y: {"y": h @ down[neurons]},
             launch=lambda n: (-(-n // THREADS), THREADS),
             sizes=(32, 37),
-            hint="A thread owns column cuda.grid(1), if there is one. It keeps the sum to itself, walks through all neurons "
-            "of the list, adds h[i] * down[neurons[i], column], and writes y once at the end.",
+            hint="A thread keeps its sum to itself, walks through all neurons of the list, adds "
+            "h[i] * down[neurons[i], column], and writes y once at the end. Some threads have no column.",
         ),
         KernelSpec(
             "6.3",
@@ -91,9 +91,9 @@ SHEET = KernelSheet(
             reference=_fused,
             launch=lambda n: (len(COUNTS), LANES),
             sizes=(32, 45),
-            hint="For each i below counts[m]: the dot product of exercise 6.1, a barrier, then h = gate * sum of the parts, "
-            "which every thread may add up for itself; then the columns of 6.2, with y[m, column] as the sum; and a second "
-            "barrier, before anyone overwrites the parts. y must be set to 0 first: a token may have no active neuron.",
+            hint="Set y to 0 first: a token may have no active neuron. Then, for each i below counts[m]: the parts of "
+            "exercise 6.1, a barrier, h = gate * sum of the parts, which every thread may add up for itself, then the "
+            "columns of 6.2 with y[m, column] as the sum, and a second barrier before anyone overwrites the parts.",
         ),
     ]
 )

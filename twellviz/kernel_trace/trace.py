@@ -204,7 +204,8 @@ class KernelTrace:
                 "operation": [OPERATIONS[i] for i in self.operation],
                 "index": [self.storages[i].index(c) for i, c in zip(self.storage, self.cell, strict=True)],
                 "cell": self.cell,
-                "value": self.values,
+                # As objects: beside float32 values pandas would make floats of integers and round them.
+                "value": pd.Series(self.values, dtype=object),
                 "block": self.block_of,
                 "warp": self.warp,
                 "lane": self.lane,
