@@ -495,3 +495,28 @@ def test_the_example_in_the_documentation() -> None:
     result = doctest.testmod(recorder)
     assert result.attempted >= 4
     assert result.failed == 0
+
+
+def test_words_beside_floats_stay_whole_in_the_table_of_accesses() -> None:
+    """pandas would make float32 of a column of int32 and float32, and lose the lower bits of a word."""
+
+    def mixed(words: Any, h: Any) -> None:
+        mine = cuda.local.array(1, float32)
+        mine[0] = h[cuda.threadIdx.x]
+        words[cuda.threadIdx.x] = cuda.threadIdx.x | 16_256 << 16
+
+    trace = record_kernel(mixed, 1, 4, empty(4, np.int32), np.ones(4, np.float32))
+    written = trace.accesses().query("array == 'words'").value
+    assert [int(word) & 0xFFFF for word in written] == [0, 1, 2, 3]
+
+
+def test_only_keeps_the_accesses_to_some_arrays() -> None:
+    trace = record_kernel(copy, 3, 4, empty(10, np.int32), np.arange(10, dtype=np.int32) * 3)
+    part = trace.only("out")
+    assert (part.n_accesses, trace.n_accesses) == (10, 20)
+    assert part.values == [3 * i for i in range(10)]
+    assert part.accesses().equals(trace.accesses().query("array == 'out'").reset_index(drop=True))
+    assert part.outputs is trace.outputs
+    assert trace.only("out", "a").accesses().equals(trace.accesses())
+    with pytest.raises(TraceError, match="array='nothing'"):
+        trace.only("nothing")

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -105,3 +107,13 @@ def test_every_kernel_is_in_the_table() -> None:
     modules += [sampled, tiled_product, token_block, token_warp, transposed, union, unpack]
     found = {kernel for module in modules for kernel in vars(module).values() if isinstance(kernel, Kernel)}
     assert found <= {kernel for kernel, _ in KERNELS.values()}
+
+
+def test_the_product_reads_each_factor_once_a_step() -> None:
+    """As notebook 05 says: 64 multiply-adds of a thread take four reads of 16 bytes from shared memory."""
+    kernel, letters = KERNELS["multiply_and_pack"]
+    signature = [numba_type(argument(letter, torch.bfloat16)) for letter in letters]
+    (ptx,) = compile_for(kernel, signature, (9, 0)).values()
+    assert len(re.findall(r"\bfma\.rn\.f32\b", ptx)) == 64
+    assert len(re.findall(r"\bld\.shared\.v4\.f32\b", ptx)) == 4
+    assert not re.findall(r"\b(?:ld|st)\.local\b", ptx)

@@ -54,7 +54,14 @@ class WarpAccesses:
 
 
 def warp_accesses(trace: KernelTrace) -> WarpAccesses:
-    """Put the accesses of a trace together by warp; see the top of this module."""
+    """Put the accesses of a trace together by warp; see the top of this module. Computed once for each trace."""
+    found: WarpAccesses | None = trace.__dict__.get("_warp_accesses")
+    if found is None:
+        found = trace.__dict__["_warp_accesses"] = _warp_accesses(trace)
+    return found
+
+
+def _warp_accesses(trace: KernelTrace) -> WarpAccesses:
     # How often the thread ran this instruction before, in this epoch.
     occurrence = _occurrence(trace.thread, trace.epoch, trace.site)
     # Local arrays are one for each thread, and one instruction for the warp.

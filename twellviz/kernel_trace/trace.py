@@ -6,7 +6,7 @@ Letters: none. E below is the number of accesses.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +151,20 @@ class KernelTrace:
             raise KernelFault(self.faults[0])
         return self
 
+    def only(self, *arrays: str) -> KernelTrace:
+        """The same recording with the accesses to these arrays alone: a large one is measured and drawn sooner.
+
+        Raises
+        ------
+        TraceError
+            No such array.
+        """
+        keep = np.zeros(self.n_accesses, dtype=bool)
+        for array in arrays:
+            keep[self.of_array(array)] = True
+        per_access = {name: getattr(self, name)[keep] for name in ("storage", "cell", "site", "thread", "epoch")}
+        return replace(self, **per_access, values=[self.values[i] for i in np.flatnonzero(keep).tolist()])
+
     def unwritten(self, array: str) -> list[tuple[int, ...]]:
         """Cells of an array argument that no thread wrote."""
         storage = self.find(array)
@@ -190,7 +204,8 @@ class KernelTrace:
                 "operation": [OPERATIONS[i] for i in self.operation],
                 "index": [self.storages[i].index(c) for i, c in zip(self.storage, self.cell, strict=True)],
                 "cell": self.cell,
-                "value": self.values,
+                # As objects: beside float32 values pandas would make floats of integers and round them.
+                "value": pd.Series(self.values, dtype=object),
                 "block": self.block_of,
                 "warp": self.warp,
                 "lane": self.lane,
