@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from torch import Tensor
-from twell.cuda_compile import Resources, resources_for
+from twell.cuda_compile import Resources, compile_for, resources_for
 from twell.cuda_target import CAPABILITIES, Kernel, numba_type
 from twell.simt import (
     down_block,
