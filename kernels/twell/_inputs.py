@@ -5,6 +5,7 @@ Letters: M tokens, D model width, H hidden width.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from twell.errors import DeviceError, DtypeError, ShapeError
@@ -22,6 +23,8 @@ def check_tokens(x_MD: Tensor) -> None:
             "sequence with reshape(-1, D)"
         )
     check_dtype(x_MD, "x_MD")
+    if x_MD.layout != torch.strided:
+        raise DtypeError(f"x_MD has layout {x_MD.layout}: a dense tensor is needed; convert with .to_dense()")
 
 
 def check_weight(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from twell import ops
-from twell.errors import OptionError, ShapeError
+from twell.errors import DtypeError, OptionError, ShapeError
 from twell.formats import Clipped
 from twell.formats._rules import check_overflow
 from twell.plan import BlockShape, plan_training
@@ -67,8 +67,10 @@ class _Block(nn.Module, ABC):
     ) -> None:
         super().__init__()
         for name, size in (("d_model", d_model), ("d_hidden", d_hidden)):
-            if size < 1:
-                raise ShapeError(f"{name}={size}: at least 1 is needed")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ShapeError(f"{name}={size!r}: an integer of at least 1 is needed")
+        if not init_std >= 0:
+            raise OptionError(f"init_std={init_std!r}: a number of at least 0 is needed")
         if activation not in ACTIVATIONS:
             raise OptionError(f"activation={activation!r}: choose one of {', '.join(ACTIVATIONS)}")
         check_overflow(overflow)
@@ -180,6 +182,10 @@ class _Block(nn.Module, ABC):
         return F.relu(z_MH) if self.activation == "relu" else F.silu(z_MH)
 
     def _flat(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"x is a {type(x).__name__}: pass a torch tensor (torch.from_numpy makes one)")
+        if not x.is_floating_point():
+            raise DtypeError(f"x has dtype {x.dtype}: floating-point values are needed; convert with .float()")
         if x.ndim < 1 or x.shape[-1] != self.d_model:
             raise ShapeError(f"x has shape {tuple(x.shape)}: the last axis must be d_model = {self.d_model}")
         return x.reshape(-1, self.d_model)

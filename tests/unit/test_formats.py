@@ -172,3 +172,25 @@ def test_clipping_counts_for_ell_and_hybrid() -> None:
         assert (packed.clipped.entries, packed.clipped.rows, packed.clipped.abs_sum) == (2, 1, 6.0)
         assert packed.to_dense().tolist() == [[1.0, 0, 0, 0], [0, 8.0, 0, 0]]
         assert "LOST" in repr(packed)
+
+
+@pytest.mark.parametrize(
+    ("count", "says"), [(40, "compression=4, or"), (100, "compression=2, or"), (200, '(exact), or overflow="clip"')]
+)
+def test_the_remedy_names_a_compression_only_where_one_fits(count: int, says: str) -> None:
+    h_MH = torch.zeros(1, 256)
+    h_MH[0, :count] = 1
+    with pytest.raises(CapacityError) as caught:
+        TwELL.from_dense(h_MH, overflow="raise")
+    assert says in str(caught.value)
+
+
+def test_tensors_without_values_in_rows_are_named() -> None:
+    with pytest.raises(DtypeError, match="to_dense"):
+        TwELL.from_dense(torch.eye(3).to_sparse())
+    with pytest.raises(DtypeError, match="to_dense"):
+        ELL.from_dense(torch.eye(3).to_sparse_csr())
+    with pytest.raises(DtypeError, match="meta"):
+        TwELL.from_dense(torch.empty(2, 3, device="meta"))
+    with pytest.raises(OptionError, match=r"compression=8\.0"):
+        TwELL.from_dense(torch.eye(3), compression=8.0)  # type: ignore[arg-type]

@@ -296,3 +296,18 @@ def test_a_process_forked_after_the_kernels_ran_computes_the_same() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "cpu", "reference"])
+def test_a_block_names_what_is_no_input(backend: str) -> None:
+    block = GatedFFN(4, 8, backend=backend)
+    with pytest.raises(DtypeError, match="from_numpy"):
+        block([[1.0, 2.0, 3.0, 4.0]])
+    with pytest.raises(DtypeError, match="int64"):
+        block(torch.ones(2, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("wrong", [{"d_model": 1.5}, {"d_model": True}, {"d_hidden": "8"}, {"init_std": -1.0}])
+def test_a_block_names_a_wrong_size(wrong: dict[str, object]) -> None:
+    with pytest.raises((ShapeError, OptionError), match=next(iter(wrong))):
+        GatedFFN(**{"d_model": 4, "d_hidden": 8, **wrong})  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from twell.cpu._launch import device, in_forked_child, kernel
 from twell.cpu._storage import Array, Scalar, as_bits, fp16_to_fp32_bits, negative_infinity_bits
 from twell.errors import CapacityError, DeviceError
 from twell.formats import TILE_WIDTH, Clipped, TwELL
-from twell.formats._rules import check_compression, check_dense, check_overflow
+from twell.formats._rules import check_compression, check_dense, check_overflow, tile_remedy
 from twell.formats.twell import is_wide, n_tiles_of
 
 BLOCK_BYTES = 6 << 20
@@ -152,7 +152,7 @@ class _Packer:
                 tile=tile,
                 count=int(words_PTS[row, tile, 0]),
                 limit=capacity,
-                remedy='use overflow="spill" (exact), a smaller compression, or overflow="clip" to drop them',
+                remedy=tile_remedy(int(words_PTS[row, tile, 0])),
             )
         values_KT = torch.empty(row_K.size, TILE_WIDTH, dtype=self.dtype)
         _copy_tiles(bits_PH, negative_infinity_bits(self.dtype), row_K, tile_K, as_bits(values_KT))

@@ -65,11 +65,18 @@ def check_overflow(overflow: str) -> None:
 
 def check_compression(compression: int) -> None:
     """Raise OptionError unless ``compression`` is one that the format defines."""
-    if compression not in COMPRESSIONS:
+    if type(compression) is not int or compression not in COMPRESSIONS:
         raise OptionError(
             f"compression={compression!r}: choose 8, 4 or 2 "
             f"({', '.join(f'{TILE_WIDTH // c - 1} entries a tile at {c}' for c in COMPRESSIONS)})"
         )
+
+
+def tile_remedy(count: int) -> str:
+    """What to do about a tile with ``count`` active neurons that does not fit."""
+    fit = [c for c in COMPRESSIONS if TILE_WIDTH // c - 1 >= count]
+    smaller = f"compression={max(fit)}, " if fit else ""
+    return f'use overflow="spill" (exact), {smaller}or overflow="clip" to drop them'
 
 
 def check_dense(h_MH: Tensor, name: str = "h_MH") -> Tensor:
@@ -92,7 +99,19 @@ def check_dense(h_MH: Tensor, name: str = "h_MH") -> Tensor:
     if h_MH.shape[1] == 0:
         raise ShapeError(f"{name} has shape {tuple(h_MH.shape)}: the hidden width must be at least 1")
     check_dtype(h_MH, name)
+    check_layout(h_MH, name)
     return h_MH.detach().contiguous()
+
+
+def check_layout(array: Tensor, name: str) -> None:
+    """Raise DtypeError unless ``array`` has its values in memory, row by row.
+
+    Sparse and nested tensors are for ``to_dense()`` first; tensors on "meta" have no values.
+    """
+    if array.layout != torch.strided or array.is_nested:
+        raise DtypeError(f"{name} has layout {array.layout}: a dense tensor is needed; convert with .to_dense()")
+    if array.is_meta:
+        raise DtypeError(f'{name} is on "meta" and has no values: create it on a device that holds them')
 
 
 def check_dtype(array: Tensor, name: str) -> None:

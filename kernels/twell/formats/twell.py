@@ -29,6 +29,7 @@ from twell.formats._rules import (
     ratio_text,
     short_dtype,
     tensor_bytes,
+    tile_remedy,
 )
 
 
@@ -265,7 +266,7 @@ def _raise_first_overflow(over_MT: Tensor, count_MT: Tensor, capacity: int) -> N
         tile=tile,
         count=int(count_MT[row, tile]),
         limit=capacity,
-        remedy='use overflow="spill" (exact), a smaller compression, or overflow="clip" to drop them',
+        remedy=tile_remedy(int(count_MT[row, tile])),
     )
 
 

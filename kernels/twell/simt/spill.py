@@ -19,6 +19,7 @@ from torch import Tensor
 from twell.cuda_target import Array, device
 from twell.errors import CapacityError
 from twell.formats import TILE_WIDTH, Clipped, TwELL
+from twell.formats._rules import tile_remedy
 from twell.formats.twell import is_wide, n_tiles_of
 
 Fill = Callable[[Tensor, Tensor, Tensor], None]
@@ -107,7 +108,7 @@ def _raise_first(words_MNS: Tensor, over_M: Tensor, capacity: int) -> None:
         tile=tile,
         count=int(counts_N[tile]),
         limit=capacity,
-        remedy='use overflow="spill" (exact), a smaller compression, or overflow="clip" to drop them',
+        remedy=tile_remedy(int(counts_N[tile])),
     )
 
 
