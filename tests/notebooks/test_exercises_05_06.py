@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numba import cuda
 from numpy import float32, int32
+from twell.cuda_compile import compile_for
+from twell.cuda_target import kernel, numba_type
 
 from twellviz.exercises import ExerciseError, nb05, nb06
 from twellviz.kernel_trace import KernelExerciseError
@@ -844,7 +847,7 @@ def test_the_simulator_runs_the_worked_kernels_too() -> None:
     program = (
         "import sys; sys.path.insert(0, '.')\n"
         "from tests.notebooks import test_exercises_05_06 as own\n"
-        "for number, kernel in own.RIGHT: own.sheet_of(number).check(number, kernel)\n"
+        "for number, worked in own.RIGHT: own.sheet_of(number).check(number, worked)\n"
     )
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
     root = Path(__file__).resolve().parents[2]
@@ -854,3 +857,13 @@ def test_the_simulator_runs_the_worked_kernels_too() -> None:
     said = ran.stdout.splitlines()
     assert len(said) == len(RIGHT)
     assert all(line.endswith("(recorder and Numba's simulator)") for line in said)
+
+
+@pytest.mark.parametrize(("number", "worked"), RIGHT, ids=[f"{n} {k.__name__}" for n, k in RIGHT])
+def test_worked_kernels_compile_for_a_gpu(number: str, worked: Kernel) -> None:
+    """The check compiles a learner's kernel where there is a GPU; so must these, device function included."""
+    spec = sheet_of(number).SHEET.spec(number)
+    arguments = spec.make(spec.sizes[0]).values()
+    tensors = [torch.from_numpy(np.array(value)) if np.ndim(value) else value for value in arguments]
+    (ptx,) = compile_for(kernel()(worked), [numba_type(value) for value in tensors], (7, 5)).values()
+    assert ".visible .entry" in ptx
