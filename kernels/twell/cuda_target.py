@@ -114,6 +114,8 @@ def _simulated_shared_array(self: Any, shape: Any, dtype: Any, alignment: int | 
     line = (frame.f_code.co_filename, frame.f_lineno)
     array: Array | None = self._allocations.get(line)
     if array is None:
+        if not isinstance(dtype, type | np.dtype | str):  # one of Numba's own types
+            dtype = importlib.import_module("numba.cuda.np.numpy_support").as_dtype(dtype)
         array = self._allocations.setdefault(line, np.empty(shape, dtype))
     return array
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numba
+import numpy as np
 import pytest
 import torch
-from twell.cuda_target import SIMULATED
+from twell.cuda_target import SIMULATED, cuda, kernel
 
 from tests import simt_checks as checks
 
@@ -107,3 +109,23 @@ def test_no_tokens(dtype: torch.dtype) -> None:
 
 def test_strides() -> None:
     checks.check_strides(torch.bfloat16, CPU)
+
+
+@kernel()
+def turn(values):  # type: ignore[no-untyped-def]
+    """Turn 32 values round, three times over, through arrays whose types are named in three ways."""
+    first = cuda.shared.array(32, numba.int32)
+    second = cuda.shared.array(32, np.float32)
+    third = cuda.shared.array(32, "int64")
+    i = cuda.threadIdx.x
+    first[i] = values[i]
+    second[i] = values[i]
+    third[i] = values[i]
+    cuda.syncthreads()
+    values[i] = first[31 - i] + second[31 - i] + third[31 - i]
+
+
+def test_shared_arrays_take_types_of_numba_and_of_numpy() -> None:
+    values = torch.arange(32, dtype=torch.float32)
+    turn[1, 32](values)
+    assert values.tolist() == [3.0 * i for i in range(31, -1, -1)]
