@@ -2,6 +2,41 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from twellviz._lazy import lazy
 from twellviz.bench.command import add_arguments, run_cli
 
-__all__ = ["add_arguments", "run_cli"]
+if TYPE_CHECKING:
+    from twellviz.bench.recorded import has_recorded, load_recorded, recorded_label, recorded_table
+    from twellviz.bench.roofline import H200_BF16, Machine, Work, measure_cpu
+    from twellviz.bench.timer import Timer
+
+__all__ = [
+    "H200_BF16",
+    "Machine",
+    "Timer",
+    "Work",
+    "add_arguments",
+    "has_recorded",
+    "load_recorded",
+    "measure_cpu",
+    "recorded_label",
+    "recorded_table",
+    "run_cli",
+]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "H200_BF16": "roofline",
+        "Machine": "roofline",
+        "Timer": "timer",
+        "Work": "roofline",
+        "has_recorded": "recorded",
+        "load_recorded": "recorded",
+        "measure_cpu": "roofline",
+        "recorded_label": "recorded",
+        "recorded_table": "recorded",
+    },
+)
