@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from twellviz.bench.roofline import Machine, Work
 from twellviz.errors import ConfigError
-from twellviz.plots.style import MARKERS, PALETTE, axes_or_new, drawable, grid, legend, literal
+from twellviz.plots.style import MARKERS, PALETTE, axes_or_new, grid, legend, literal
 
 MAX_WORKS = len(MARKERS)
 
@@ -83,33 +83,39 @@ def roofline(works: Sequence[Work], *, machine: Machine, ax: Axes | None = None)
             height,
             MARKERS[place],
             color=color,
-            markersize=9,
+            markersize=13 - 1.5 * place,  # two that stand in one place must both be seen
             markerfacecolor=color if measured else PALETTE["ground"],
             markeredgewidth=2,
-            label=drawable(f"{row['work']} ({row['intensity']:.3g})"),
+            label=f"{row['work']} ({_few(row['intensity'])})",
         )
         if measured:
             ax.vlines(row["intensity"], height, row["attainable"], color=color, linewidth=1, linestyle="--")
     ax.set(xscale="log", yscale="log", xlim=(left, right))
     ax.set_ylim(0.3 * min(table["attainable"].min(), table["reached"].min()), 2.5 * machine.flops)
     ax.set(xlabel="operations a byte (in brackets)", ylabel="operations a second")
-    literal(ax.set_title(drawable(f"{machine.name}: ridge at {machine.ridge:.3g} operations a byte"), fontsize=11))
+    literal(ax.set_title(f"{machine.name}: ridge at {_few(machine.ridge)} operations a byte", fontsize=11))
     middle = ax.get_ylim()[0] * 1.15
     literal(ax.text(machine.ridge / 1.15, middle, "memory is the limit", ha="right", color=PALETTE["muted"]))
     literal(ax.text(machine.ridge * 1.15, middle, "arithmetic is", ha="left", color=PALETTE["muted"]))
     grid(ax)
     legend(ax, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    shown = ax.get_legend()
+    literal(*(shown.get_texts() if shown else ()))
     return ax
 
 
 def describe_roofline(works: Sequence[Work], *, machine: Machine) -> str:
     """Alternative text of :func:`roofline`."""
     parts = [
-        f"{row['work']} has {row['intensity']:.3g} operations a byte and is limited by {row['limit']}"
+        f"{row['work']} has {_few(row['intensity'])} operations a byte and is limited by {row['limit']}"
         + (f", it reached {row['reached'] / row['attainable']:.0%} of the roof" if row["reached"] > 0 else "")
         for row in roofline_table(works, machine=machine).to_dict("records")
     ]
-    return f"Roofline of {machine.name}, ridge at {machine.ridge:.3g} operations a byte. {'; '.join(parts)}."
+    return f"Roofline of {machine.name}, ridge at {_few(machine.ridge)} operations a byte. {'; '.join(parts)}."
+
+
+def _few(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _checked(works: Sequence[Work], most: int) -> Sequence[Work]:
