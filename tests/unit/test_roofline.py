@@ -1,11 +1,8 @@
-"""Rooflines, the figures that stand under them, and recorded benchmarks."""
+"""Rooflines and the figures that stand under them."""
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +10,6 @@ from matplotlib import pyplot as plt
 
 from twellviz import bench, plots
 from twellviz.bench import Machine, Work
-from twellviz.data import data_path
-from twellviz.data.paths import DataNotFoundError
 from twellviz.errors import ConfigError
 
 MACHINE = Machine("a machine", flops=1000.0, bandwidth=10.0, source="made up")
@@ -96,37 +91,3 @@ def test_this_cpu_is_measured() -> None:
     assert "measured" in here.source
     with pytest.raises(ConfigError, match="repeats=0"):
         bench.measure_cpu(repeats=0)
-
-
-def test_recorded_benchmarks_are_read_as_they_were_written() -> None:
-    assert bench.has_recorded("ffn_cpu")
-    assert not bench.has_recorded("ffn_nowhere")
-    record = bench.load_recorded("ffn_cpu")
-    table = bench.recorded_table("ffn_cpu")
-    assert len(table) == sum(len(result["paths"]) for result in record["results"])
-    first, row = record["results"][0], table.iloc[0]
-    assert (row["step"], row["path"]) == ("forward", "dense")
-    assert row["median_ms"] == first["paths"][0]["median_ms"]
-    assert row["active"] == first["activity"]["mean"]
-    assert row["floor_ms"] == first["floor_ms"]
-    assert set(bench.recorded_table("ffn_cpu", step="training")["step"]) == {"training"}
-    with pytest.raises(ConfigError, match=r"step='backward': ffn_cpu has forward, training"):
-        bench.recorded_table("ffn_cpu", step="backward")
-
-
-@pytest.mark.parametrize("path", sorted(data_path("benchmarks").glob("ffn_*.json")), ids=lambda path: path.stem)
-def test_every_recorded_benchmark_says_where_and_when(path: Path) -> None:
-    label = bench.recorded_label(path.stem)
-    assert re.search(r"; \d{4}-\d{2}-\d{2}$", label)
-    assert "torch " in label
-    assert (bench.recorded_table(path.stem)["median_ms"] > 0).all()
-
-
-def test_other_files_are_no_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataNotFoundError, match="ffn_nowhere"):
-        bench.load_recorded("ffn_nowhere")
-    for name, text in (("other", json.dumps({"format": "x"})), ("broken", "{"), ("list", "[]")):
-        (tmp_path / f"{name}.json").write_text(text)
-        monkeypatch.setattr("twellviz.bench.recorded.data_path", lambda name: tmp_path / Path(name).name)
-        with pytest.raises(ConfigError, match=f"name='{name}'"):
-            bench.load_recorded(name)

@@ -8,7 +8,6 @@ from twellviz._lazy import lazy
 from twellviz.bench.command import add_arguments, run_cli
 
 if TYPE_CHECKING:
-    from twellviz.bench.recorded import has_recorded, load_recorded, recorded_label, recorded_table
     from twellviz.bench.roofline import H200_BF16, Machine, Work, measure_cpu
     from twellviz.bench.timer import Timer
 
@@ -18,11 +17,7 @@ __all__ = [
     "Timer",
     "Work",
     "add_arguments",
-    "has_recorded",
-    "load_recorded",
     "measure_cpu",
-    "recorded_label",
-    "recorded_table",
     "run_cli",
 ]
 
@@ -33,10 +28,6 @@ __getattr__ = lazy(
         "Machine": "roofline",
         "Timer": "timer",
         "Work": "roofline",
-        "has_recorded": "recorded",
-        "load_recorded": "recorded",
         "measure_cpu": "roofline",
-        "recorded_label": "recorded",
-        "recorded_table": "recorded",
     },
 )
