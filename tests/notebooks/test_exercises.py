@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from twellviz.errors import ConfigError, TwellvizError
-from twellviz.exercises import Case, Exercise, ExerciseError, Sheet, nb01, nb03, nb07, nb08, nb09, nb10
+from twellviz.exercises import Case, Exercise, ExerciseError, Sheet, nb01, nb02, nb03, nb07, nb08, nb09, nb10
 from twellviz.exercises.published import published_weights
 
 Answer = Callable[..., Any]
 
-MODULES: list[ModuleType] = [nb01, nb03, nb07, nb08, nb09, nb10]
+MODULES: list[ModuleType] = [nb01, nb02, nb03, nb07, nb08, nb09, nb10]
 
 
 def tile(values: list[float], first_column: int, slots: int, *, active: Answer, column: Answer, count: Answer) -> Any:
@@ -84,9 +84,36 @@ def overwritten(row: Any, column: Any, value: Any, dy: Any, n_hidden: int) -> to
     return result
 
 
+def format_bytes(
+    counts: list[int],
+    hidden: int,
+    value: int,
+    index: int,
+    *,
+    starts: int = 1,
+    widest: Answer = max,
+    ell_counts: bool = True,
+    indices: bool = True,
+) -> tuple[int, int, int]:
+    entry = value + index if indices else value
+    csr = sum(counts) * entry + (len(counts) + starts) * index
+    ell = len(counts) * (widest(counts) * entry + index * ell_counts)
+    return len(counts) * hidden * value, csr, ell
+
+
+def intensity(
+    tokens: int, width: int, hidden: int, itemsize: int, *, per_step: int = 2, result: bool = True, weights: bool = True
+) -> float:
+    moved = tokens * width + hidden * width * weights + tokens * hidden * result
+    return per_step * tokens * width * hidden / (itemsize * moved)
+
+
 RIGHT: dict[str, Answer] = {
     "1.1": lambda gate: (~(gate <= 0)).sum(1),
     "1.2": lambda x, gate, up, down: token(x, gate, up, down, weight=lambda g, u: g * u),
+    "2.1": format_bytes,
+    "2.2": intensity,
+    "2.3": lambda hidden, itemsize, flops, bandwidth: min(hidden, hidden * 2 * bandwidth / (itemsize * flops)),
     "3.1": tile_answer(),
     "3.2": lambda counts: fit(counts, {8: 31, 4: 63, 2: 127}),
     "7.1": union_tile,
@@ -107,6 +134,19 @@ WRONG: list[tuple[str, str, Answer]] = [
     ("1.2", "dense", lambda x, gate, up, down: (gate.relu() * (up @ x)) @ down),
     ("1.2", "gate left out", lambda x, g, up, down: token(x, g, up, down, weight=lambda g, u: u)),
     ("1.2", "up left out", lambda x, g, up, down: token(x, g, up, down, weight=lambda g, u: g)),
+    ("2.1", "no index for the end of the last row", lambda *a: format_bytes(*a, starts=0)),
+    ("2.1", "ELL as wide as the mean", lambda *a: format_bytes(*a, widest=lambda c: sum(c) // len(c))),
+    ("2.1", "ELL without its counts", lambda *a: format_bytes(*a, ell_counts=False)),
+    ("2.1", "columns are free", lambda *a: format_bytes(*a, indices=False)),
+    ("2.1", "one row for all", lambda c, h, v, i: format_bytes([sum(c)], h, v, i)),
+    ("2.2", "a multiplication and an addition are one", lambda *a: intensity(*a, per_step=1)),
+    ("2.2", "the result is never written", lambda *a: intensity(*a, result=False)),
+    ("2.2", "the weights are in cache", lambda *a: intensity(*a, weights=False)),
+    ("2.2", "every value has 2 bytes", lambda m, d, h, i: intensity(m, d, h, 2)),
+    ("2.3", "H over the ridge in any dtype", lambda h, i, f, b: min(h, h * b / f)),
+    ("2.3", "more than all neurons", lambda h, i, f, b: h * 2 * b / (i * f)),
+    ("2.3", "one row a neuron", lambda h, i, f, b: min(h, h * 4 * b / (i * f))),
+    ("2.3", "a share, not a count", lambda h, i, f, b: min(1, 2 * b / (i * f))),
     ("3.1", "NaN is dropped", tile_answer(active=lambda v: v > 0)),
     ("3.1", "negative values are stored", tile_answer(active=lambda v: v != 0)),
     ("3.1", "columns of the tile", tile_answer(column=lambda first, i: i)),

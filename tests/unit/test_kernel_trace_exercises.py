@@ -211,7 +211,7 @@ def test_right_kernels_pass(spec: KernelSpec, kernel: Any, capsys: pytest.Captur
     assert trace is not None
     assert trace.faults == ()
     sizes = " and ".join(map(str, spec.sizes)).replace(" and ", ", ")
-    assert capsys.readouterr().out.startswith(f"Exercise {spec.number}: correct for sizes {sizes} (recorder")
+    assert capsys.readouterr().out.startswith(f"Exercise {spec.number}: correct in all 2 sizes: {sizes} (recorder")
 
 
 @pytest.mark.parametrize(
@@ -367,6 +367,6 @@ def test_the_simulator_runs_the_kernel_too_where_it_is_switched_on() -> None:
     command = [sys.executable, "-c", textwrap.dedent(program)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     first, second = ran.stdout.splitlines()
-    assert first == "Exercise 5.1: correct for sizes 4, 7 (recorder and Numba's simulator)"
+    assert first == "Exercise 5.1: correct in all 2 sizes: 4, 7 (recorder and Numba's simulator)"
     assert second.startswith("differs on the device Exercise 5.1, size 4, Numba's simulator: differs on the device: ")
     assert "expected 10.0, found 11.0" in second

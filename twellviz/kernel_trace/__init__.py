@@ -3,7 +3,8 @@
 ``record_kernel`` gives a :class:`KernelTrace`; ``trace.faults``, ``trace.check()``, ``trace.table()``,
 ``trace.accesses()``, :func:`coalescing` and :func:`bank_conflicts` say what it found and what the launch costs;
 :func:`draw`, :func:`draw_arrays`, :func:`draw_epochs`, :func:`draw_coalescing`, :func:`draw_banks` and :func:`play`
-show it; :func:`describe` says it in words. :func:`check_kernel` checks a learner's kernel.
+show it; :func:`describe` says it in words. :func:`run_kernel` runs the same function on a GPU or in Numba's simulator,
+and :func:`check_kernel` checks a learner's kernel.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from twellviz.kernel_trace.measures import bank_conflicts, coalescing
     from twellviz.kernel_trace.pictures import draw, draw_arrays, draw_epochs
     from twellviz.kernel_trace.player import Player, play
+    from twellviz.kernel_trace.real import KernelRun, run_kernel
     from twellviz.kernel_trace.warps import describe_banks, describe_coalescing, draw_banks, draw_coalescing
     from twellviz.kernel_trace.words import describe
 
@@ -29,6 +31,7 @@ __all__ = [
     "Fault",
     "KernelExerciseError",
     "KernelFault",
+    "KernelRun",
     "KernelSheet",
     "KernelSpec",
     "KernelTrace",
@@ -49,6 +52,7 @@ __all__ = [
     "empty",
     "play",
     "record_kernel",
+    "run_kernel",
     "steps",
 ]
 
@@ -57,6 +61,7 @@ __getattr__ = lazy(
     __name__,
     {
         "KernelExerciseError": "exercise",
+        "KernelRun": "real",
         "KernelSheet": "exercise",
         "KernelSpec": "exercise",
         "Player": "player",
@@ -72,6 +77,7 @@ __getattr__ = lazy(
         "draw_coalescing": "warps",
         "draw_epochs": "pictures",
         "play": "player",
+        "run_kernel": "real",
         "steps": "lockstep",
     },
 )

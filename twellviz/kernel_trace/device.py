@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -48,7 +49,10 @@ def run_on_device(
         value if memory is None else cuda.to_device(np.ascontiguousarray(memory))
         for memory, value in zip(memories, arguments, strict=True)
     ]
-    cuda.jit(function)[grid, block](*given)
+    with warnings.catch_warnings():
+        # A lesson's launch is small: that it leaves most of the GPU idle is no news.
+        warnings.filterwarnings("ignore", message="Grid size .* will likely result in GPU under-utilization")
+        cuda.jit(function)[grid, block](*given)
     return DeviceRun(
         name, {place: given[place].copy_to_host() for place, memory in enumerate(memories) if memory is not None}
     )

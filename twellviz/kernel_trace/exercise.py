@@ -35,6 +35,8 @@ WRONG_ARGUMENTS = "wrong arguments"
 NOT_RECORDABLE = "not recordable"
 TOO_LARGE = "too many accesses"
 DIFFERS_ON_DEVICE = "differs on the device"
+DEPENDS_ON_ORDER = "depends on the order of threads"
+TOO_COSTLY = "right and too costly"
 
 Size = int | tuple[int, ...]
 
@@ -48,6 +50,8 @@ class KernelExerciseError(ExerciseError):
         What is wrong: one of the kinds of :mod:`twellviz.kernel_trace.errors`, or of this module.
     fault : Fault or None
         Where it shows, if the recorder found it.
+    message : str
+        What is wrong, without exercise and kind.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class KernelExerciseError(ExerciseError):
         found: Any = None,
     ) -> None:
         super().__init__(f"{where}: {kind}: {message}", index=index, expected=expected, found=found)
-        self.kind, self.fault = kind, fault
+        self.kind, self.fault, self.message = kind, fault, message
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,9 @@ class KernelSpec:
     hint : str
     max_events : int
         Accesses after which a kernel is taken to run for ever.
+    costs : callable or None
+        Takes the recording at the first size and returns what the launch wastes, in words, or "" if it is cheap
+        enough; for tasks that ask for more than the right numbers.
 
     Raises
     ------
@@ -102,6 +109,7 @@ class KernelSpec:
     tolerance: float = 0.0
     hint: str = ""
     max_events: int = 200_000
+    costs: Callable[[KernelTrace], str] | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.sizes)) < 2:
@@ -116,7 +124,8 @@ class KernelSpec:
 def check_kernel(kernel: Any, spec: KernelSpec) -> KernelTrace | None:
     """Check a learner's kernel on every size of a task.
 
-    It runs in the recorder, and then on the GPU if there is one, or in Numba's simulator where that is switched on.
+    It runs in the recorder, at the first size also with the last thread first; then on the GPU if there is one, or in
+    Numba's simulator where that is switched on.
 
     Parameters
     ----------
@@ -147,11 +156,16 @@ def check_kernel(kernel: Any, spec: KernelSpec) -> KernelTrace | None:
         trace = _record(where, function, grid, block, arguments, spec.max_events)
         _compare_all(where, trace, arguments, expected, spec.tolerance)
         traces.append(trace)
+        if size == spec.sizes[0]:
+            _check_reversed(where, function, spec, arguments, expected)
+        if spec.costs is not None and size == spec.sizes[0] and (waste := spec.costs(trace)):
+            raise KernelExerciseError(where, TOO_COSTLY, waste)
         on_device = run_on_device(function, grid, block, list(arguments.values()))
         if on_device is not None:
             ran_on = f"recorder and {on_device.name}"
             _compare_device(f"{where}, {on_device.name}", arguments, expected, on_device.arrays, spec.tolerance)
-    print(f"Exercise {spec.number}: correct for sizes {', '.join(map(str, spec.sizes))} ({ran_on})")
+    sizes = ", ".join(map(str, spec.sizes))
+    print(f"Exercise {spec.number}: correct in all {len(spec.sizes)} sizes: {sizes} ({ran_on})")
     return traces[0]
 
 
@@ -173,6 +187,28 @@ class KernelSheet:
     def check(self, number: str, kernel: Any) -> KernelTrace | None:
         """Check a kernel; see :func:`check_kernel`."""
         return check_kernel(kernel, self.spec(number))
+
+    def record(self, number: str, kernel: Any, *, size: int | None = None) -> KernelTrace:
+        """The recording of a kernel on a task's input, right or wrong: to draw it before it is checked.
+
+        Parameters
+        ----------
+        number : str
+        kernel : function, or an object with ``py_func``
+        size : int, optional
+            One of the task's sizes; the first if left out.
+
+        Raises
+        ------
+        ConfigError
+            No such exercise or size.
+        """
+        spec = self.spec(number)
+        size = spec.sizes[0] if size is None else size
+        if size not in spec.sizes:
+            raise ConfigError(f"size={size}: exercise {number} has {', '.join(map(str, spec.sizes))}")
+        grid, block = spec.launch(size)
+        return record_kernel(kernel, grid, block, *spec.make(size).values(), max_events=spec.max_events)
 
     def spec(self, number: str) -> KernelSpec:
         """The task of an exercise.
@@ -209,6 +245,24 @@ def _record(
     except RecordingLimitError as error:
         raise KernelExerciseError(where, TOO_LARGE, str(error)) from error
     return trace
+
+
+def _check_reversed(
+    where: str, function: FunctionType, spec: KernelSpec, arguments: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+    """Let the last thread go first: a GPU promises no order, and a right kernel needs none."""
+    grid, block = spec.launch(spec.sizes[0])
+    trace = record_kernel(function, grid, block, *arguments.values(), max_events=spec.max_events, order="reverse")
+    try:
+        _compare_all(where, trace, arguments, expected, spec.tolerance)
+    except KernelExerciseError as error:
+        message = (
+            f"right where thread 0 goes first, and where the last thread goes first: {error.kind}: {error.message}. "
+            "A GPU promises no order between barriers, nor who gets to an atomic first"
+        )
+        raise KernelExerciseError(
+            where, DEPENDS_ON_ORDER, message, index=error.index, expected=error.expected, found=error.found
+        ) from error
 
 
 def _compare_all(

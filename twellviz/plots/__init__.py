@@ -1,4 +1,4 @@
-"""Figures of traces, training runs and packed layouts.
+"""Figures of traces, training runs, packed layouts and rooflines.
 
 Axes-level functions are called as ``f(data, *, ax=None, ...)`` and return the Axes; the figure-level ones,
 :func:`training_curves` and :func:`compare_layouts`, return the Figure. The numbers behind a picture come from a
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from twellviz.plots.heatmap import heatmap_table, layer_token_heatmap
     from twellviz.plots.layouts import compare_layouts, dense_layout, ell_layout, hybrid_layout, twell_layout
     from twellviz.plots.profiles import layer_profile, layer_profile_table, position_profile, position_profile_table
+    from twellviz.plots.roof import roofline, roofline_table
     from twellviz.plots.slots import bytes_table, layout_table
     from twellviz.plots.style import PALETTE
     from twellviz.plots.sweep import loss_by_sparsity, sparsity_by_coefficient
@@ -40,6 +41,8 @@ _WHERE = {
     "loss_curve": "training",
     "position_profile": "profiles",
     "position_profile_table": "profiles",
+    "roofline": "roof",
+    "roofline_table": "roof",
     "sparsity_by_coefficient": "sweep",
     "training_curves": "training",
     "training_table": "training",
@@ -65,6 +68,8 @@ __all__ = [
     "loss_curve",
     "position_profile",
     "position_profile_table",
+    "roofline",
+    "roofline_table",
     "sparsity_by_coefficient",
     "training_curves",
     "training_table",
