@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from twellviz.errors import ConfigError
@@ -32,6 +33,14 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     Path
         ``path``.
     """
+    with writing(path) as temporary:
+        write(temporary)
+    return Path(path)
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """:func:`write_atomically` as a context, for what is filled bit by bit: the temporary path to fill."""
     check_file_name(path)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +51,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
         temporary = folder / path.name
         temporary.touch()
         mode = temporary.stat().st_mode
-        write(temporary)
+        yield temporary
         # safetensors gives its files to their owner alone.
         temporary.chmod(mode)
         _sync(temporary)
@@ -50,7 +59,6 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     _sync(path.parent)
-    return path
 
 
 def check_file_name(path: str | os.PathLike[str]) -> None:

@@ -39,6 +39,15 @@ COMMANDS = {
             "twellviz train --resume runs/micro",
         ),
     ),
+    "tokenize": Command(
+        "twellviz.data.command",
+        "turn text into a token map to train on",
+        (
+            "twellviz tokenize book.txt --out book.tokens",
+            "twellviz tokenize shards/*.parquet --tokenizer tokenizer-32k --source sotu --out train.tokens",
+            "twellviz tokenize --source-dataset fineweb-edu --max-tokens 100000000 --out fineweb.tokens",
+        ),
+    ),
     "record": Command(
         "twellviz._record",
         "run a model over text and store what its neurons did (a trace)",

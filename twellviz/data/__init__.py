@@ -1,4 +1,4 @@
-"""Text, tokenizer, the order in which training reads tokens, and recorded activity patterns."""
+"""Text, tokenizer, token maps, the order in which training reads tokens, and recorded activity patterns."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from twellviz._lazy import lazy
 
 if TYPE_CHECKING:
+    from twellviz.data.build_map import build_token_map
     from twellviz.data.order import WindowOrder
     from twellviz.data.paths import DataNotFoundError, data_path
     from twellviz.data.patterns import load_pattern, save_pattern
     from twellviz.data.text import Document, read_jsonl, read_text
+    from twellviz.data.token_map import TokenMap
     from twellviz.data.tokenizer import Encoding, Tokenizer, train_tokenizer
     from twellviz.data.tokens import load_tokens
 
@@ -18,8 +20,10 @@ __all__ = [
     "DataNotFoundError",
     "Document",
     "Encoding",
+    "TokenMap",
     "Tokenizer",
     "WindowOrder",
+    "build_token_map",
     "data_path",
     "load_pattern",
     "load_tokens",
@@ -35,8 +39,10 @@ __getattr__ = lazy(
         "DataNotFoundError": "paths",
         "Document": "text",
         "Encoding": "tokenizer",
+        "TokenMap": "token_map",
         "Tokenizer": "tokenizer",
         "WindowOrder": "order",
+        "build_token_map": "build_map",
         "data_path": "paths",
         "load_pattern": "patterns",
         "load_tokens": "tokens",

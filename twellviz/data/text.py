@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,13 +38,22 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Document]:
         The file is missing or empty; a line is not UTF-8, not a JSON object, has no string ``text``, an
         empty one, or one that no UTF-8 can hold (half a surrogate pair). Names file and line.
     """
-    documents = []
-    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
-        if line.strip():
-            documents.append(_parse(line, f"{os.fspath(path)}, line {number}"))
-    if not documents:
-        raise TextError(f'{os.fspath(path)} holds no documents: one {{"text": ...}} a line is needed')
-    return documents
+    return list(iter_jsonl(path))
+
+
+def iter_jsonl(path: str | os.PathLike[str]) -> Iterator[Document]:
+    """:func:`read_jsonl` line by line, for files that do not fit into memory."""
+    name, n_documents = os.fspath(path), 0
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parse(line.rstrip(b"\n"), f"{name}, line {number}")
+                    n_documents += 1
+    except OSError as error:
+        raise TextError(f"cannot read {name}: {error.strerror or error}") from error
+    if not n_documents:
+        raise TextError(f'{name} holds no documents: one {{"text": ...}} a line is needed')
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -63,7 +63,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | None = None) -> Tokenizer:
-        """Read a ``tokenizer.json``; the shipped one (2048 entries) if no path is given.
+        """Read a ``tokenizer.json``, or that of a folder; the shipped one (2048 entries) if no path is given.
 
         Raises
         ------
@@ -73,6 +73,8 @@ class Tokenizer:
         from tokenizers import Tokenizer as Backend
 
         path = data_path("tokenizer/tokenizer.json") if path is None else Path(path)
+        if path.is_dir():
+            path /= "tokenizer.json"
         if not path.is_file():
             raise TextError(f"no tokenizer at {path}: give the path of a tokenizer.json")
         try:
@@ -112,11 +114,16 @@ class Tokenizer:
         ids = np.asarray(encoding.ids, dtype=np.int32)
         return Encoding(ids, np.asarray(encoding.offsets, dtype=np.int32).reshape(ids.size, 2))
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, on all threads of the library; no offsets, nothing added."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [list(encoding.ids) for encoding in encodings]
+
     def encode_documents(self, texts: Sequence[str]) -> TokenArray:
         """All texts in one array, each followed by ``end_of_text``; uint16, or uint32 above 65,536 entries."""
         parts: list[int] = []
-        for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False):
-            parts += encoding.ids
+        for ids in self.encode_batch(texts):
+            parts += ids
             parts.append(self.end_of_text)
         return np.asarray(parts, dtype=np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
