@@ -799,7 +799,8 @@ def test_right_kernels_pass(number: str, kernel: Kernel, capsys: pytest.CaptureF
     trace = sheet_of(number).check(number, kernel)
     assert trace is not None
     assert trace.faults == ()
-    assert re.fullmatch(rf"Exercise {number}: correct for sizes \d+, \d+ \(recorder.*\)\n", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.fullmatch(rf"Exercise {number}: correct in all 2 sizes: \d+, \d+ \(recorder.*\)\n", said)
 
 
 @pytest.mark.parametrize(
