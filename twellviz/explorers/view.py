@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twellviz.traces.trace import Context, Trace
 
@@ -64,6 +65,23 @@ class NeuronRow:
     strength: float
     share: float
     contexts: list[Context]
+
+
+class Neighbour(NamedTuple):
+    """A neuron that fires together with another.
+
+    Attributes
+    ----------
+    neuron : int
+    both : int
+        Tokens for which both fire.
+    overlap : float
+        Those as a share of the tokens for which either fires (Jaccard index), 0 to 1.
+    """
+
+    neuron: int
+    both: int
+    overlap: float
 
 
 @dataclass(frozen=True)
