@@ -24,7 +24,7 @@ def style_text() -> str:
     return files("twellviz.explorers").joinpath("dense.css").read_text(encoding="utf-8")
 
 
-class CanvasView(anywidget.AnyWidget):  # type: ignore[misc]
+class CanvasView(anywidget.AnyWidget):
     """One dense view. Keys and mouse move ``row`` and ``col``; ``on_msg`` hears of cells that are turned over.
 
     Attributes

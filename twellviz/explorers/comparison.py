@@ -55,7 +55,7 @@ class Comparison:
             "layers": lambda: self._lines(panels.layers(self.a), panels.layers(self.b), ("mean", "p99")),
             "positions": lambda: self._lines(self._position(self.a), self._position(self.b)),
             "dead": lambda: self._lines(panels.dead(self.a), panels.dead(self.b), ("for no token",)),
-            "unions": lambda: self._lines(*(panels.unions(trace, self.layer.value) for trace in (a, b)), ("mean",)),
+            "unions": lambda: self._lines(self._union(self.a), self._union(self.b), ("mean",)),
         }
         if self.same_text:
             makers = {"difference": self._difference} | makers
@@ -136,6 +136,9 @@ class Comparison:
         profile = panels.positions(trace, self.layer.value)
         name = f"layer {self.layer.value}"
         return replace(profile, lines=tuple(line for line in profile.lines if line.name == name), notice="")
+
+    def _union(self, trace: Trace) -> Lines:
+        return panels.unions(trace, self.layer.value)
 
     def _lines(self, first: Lines, second: Lines, kept: tuple[str, ...] | None = None) -> Lines:
         """The lines of two charts in one, each named after its trace; shares of neurons, where the widths differ."""

@@ -103,11 +103,11 @@ class LayoutExplorer:
         return ax
 
     def layouts(self) -> Any:
-        """All slots of all formats as one figure, by :func:`twellviz.plots.compare_layouts`."""
+        """All slots of dense, ELL, Hybrid and TwELL as one figure, by :func:`twellviz.plots.compare_layouts`."""
         from twellviz.plots import compare_layouts
 
-        packed = self.packed
-        return compare_layouts([self.h, packed["ELL"], packed["Hybrid"], packed["TwELL"]], max_rows=MAX_ROWS)
+        shown: list[Any] = [self.h, *(packed for packed in self.packed.values() if not isinstance(packed, TileUnion))]
+        return compare_layouts(shown, max_rows=MAX_ROWS)
 
     def summary(self) -> str:
         """The table as text."""
@@ -160,7 +160,7 @@ class LayoutExplorer:
             else:
                 layout = slots.read(packed, max_rows=MAX_ROWS)
                 lost = packed.clipped.entries if packed.clipped else 0
-                kept, padding, how = layout.n_active - 0, layout.n_slots - layout.n_filled, layout.says
+                kept, padding, how = layout.n_active, layout.n_slots - layout.n_filled, layout.says
                 if isinstance(packed, TwELL):
                     overflow = packed.spill_tile.numel()
                 elif isinstance(packed, Hybrid):

@@ -104,18 +104,20 @@ def dead(trace: Trace) -> Lines:
 
 
 def unions(trace: Trace, layer: int) -> Lines:
-    """Different neurons that B consecutive tokens fire, and how many it would be if tokens were independent."""
-    bits_MB = trace.patterns[layer].packed()
+    """Different neurons that B consecutive tokens fire, and how many it would be if tokens were independent.
+
+    Only whole blocks count.
+    """
+    unions_GB = trace.patterns[layer].packed()
     blocks = [block for block in BLOCKS if block <= trace.n_tokens]
     mean, largest = [], []
-    for block in blocks:
-        unions_GB = np.bitwise_or.reduceat(bits_MB, np.arange(0, trace.n_tokens // block * block, block), axis=0)
-        if trace.n_tokens % block:  # the last, shorter block is in the last segment: leave its tokens out
-            last = trace.n_tokens // block * block
-            unions_GB[-1] = np.bitwise_or.reduce(bits_MB[last - block : last], axis=0)
+    for _ in blocks:
         sizes = np.bitwise_count(unions_GB).sum(1, dtype=np.int64)
         mean.append(float(sizes.mean()))
         largest.append(float(sizes.max()))
+        # Two neighbours make one block of twice the size; a last block without a neighbour is left out.
+        pairs = unions_GB.shape[0] // 2 * 2
+        unions_GB = unions_GB[0:pairs:2] | unions_GB[1:pairs:2]
     share_H = trace.activity_LH[layer] / trace.n_tokens
     alone = [float((1 - (1 - share_H) ** block).sum()) for block in blocks]
     x = np.array(blocks)
