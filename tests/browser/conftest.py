@@ -78,6 +78,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Lab]:
     work.mkdir()
     shutil.copy(ROOT / "notebooks/10_layers_tokens_neurons.ipynb", work / "ten.ipynb")
     (work / "views.ipynb").write_text(json.dumps(_views_notebook()), encoding="utf-8")
+    quiet = folder / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    quiet.parent.mkdir(parents=True)
+    # JupyterLab asks whether it may fetch its news; this is the answer.
+    quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}', encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -92,7 +96,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Lab]:
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}", "--ip=127.0.0.1"]
     command += [f"--ServerApp.root_dir={work}", f"--IdentityProvider.token={token}", "--ServerApp.port_retries=0"]
-    command += ["--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None"]
+    command += ["--LabApp.expose_app_in_browser=True"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     log = (folder / "log.txt").open("wb")
     server = subprocess.Popen(

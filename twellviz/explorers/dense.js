@@ -112,9 +112,16 @@ export function mount(el, source) {
   let kind = null, part = null, waiting = 0;
   const paint = () => {
     waiting = 0;
-    if (!root.isConnected && !root.parentNode) return;
+    // Off the page, or in a cell that is not laid out, there is no width to draw to; it is drawn when it is seen again.
+    if (!body.clientWidth) return;
     part?.draw();
     root.dataset.painted = String(Number(root.dataset.painted ?? 0) + 1);
+  };
+  // The table for screen readers follows when there is time: it must not hold up what is seen.
+  let telling = 0;
+  view.tell = (make) => {
+    clearTimeout(telling);
+    telling = setTimeout(() => view.heard.replaceChildren(...make()), 150);
   };
   view.redraw = () => { waiting ||= requestAnimationFrame(paint); };
   const read = () => {
@@ -144,9 +151,15 @@ export function mount(el, source) {
   for (const [event, call] of events) source.on(event, call);
   const sizes = new ResizeObserver(view.redraw);
   sizes.observe(root);
-  // JupyterLab names its theme on the body; elsewhere the system's preference changes.
+  const seen = new IntersectionObserver(view.redraw);
+  seen.observe(root);
+  // JupyterLab names its theme on the body, before or after its styles have come; elsewhere the system's preference
+  // changes.
   const themes = new MutationObserver(view.redraw);
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  themes.observe(document.head, { childList: true });
+  const styled = (event) => { if (event.target.nodeName === "LINK") view.redraw(); };
+  document.addEventListener("load", styled, true);
   const preference = matchMedia("(prefers-color-scheme: dark)");
   preference.addEventListener("change", view.redraw);
   root.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
@@ -154,7 +167,10 @@ export function mount(el, source) {
   return () => {
     for (const [event, call] of events) source.off(event, call);
     sizes.disconnect();
+    seen.disconnect();
+    clearTimeout(telling);
     themes.disconnect();
+    document.removeEventListener("load", styled, true);
     preference.removeEventListener("change", view.redraw);
     cancelAnimationFrame(waiting);
     part?.close();
@@ -248,26 +264,30 @@ function gridView(view) {
   }
 
   // What a screen reader reads: all rows for the columns about the chosen one.
-  function tableOf() {
-    view.heard.replaceChildren();
-    const [row, chosen] = view.chosen(), col = chosen - first();
-    if (!nCols()) return;
+  function table() {
+    const col = view.chosen()[1] - first();
+    if (!nCols()) return [];
     const begin = Math.max(0, Math.min(col - 6, nCols() - 12)), end = Math.min(nCols(), begin + 12);
-    const table = element("table"), top = element("tr");
-    table.append(element("caption", "", `${view.spec.title}; ${view.spec.col_name} ${first() + begin} to ${first() + end - 1}`));
+    const made = element("table"), top = element("tr");
+    made.append(element("caption", "", `${view.spec.title}; ${view.spec.col_name} ${first() + begin} to ${first() + end - 1}`));
     top.append(element("th", "", view.spec.row_name));
     for (let c = begin; c < end; c++) top.append(element("th", "", `${first() + c} ${view.spec.cols[c]}`));
-    table.append(top);
+    made.append(top);
     for (let r = 0; r < nRows(); r++) {
       const line = element("tr");
       line.append(element("th", "", view.spec.rows[r]));
       for (let c = begin; c < end; c++) line.append(element("td", "", plain(at(r, c))));
-      table.append(line);
+      made.append(line);
     }
-    view.heard.append(table);
+    return [made];
+  }
+
+  function tableOf() {
+    const [row, chosen] = view.chosen(), col = chosen - first();
     const inside = row >= 0 && row < nRows() && col >= 0 && col < nCols();
     canvas.setAttribute("aria-label", view.spec.title + (inside ? `; ${words(row, col)}` : ""));
     if (inside && document.activeElement === canvas) view.live.textContent = words(row, col);
+    view.tell(table);
   }
 
   function sizes() {
@@ -439,7 +459,6 @@ function linesView(view) {
       return { name, xs, ys };
     });
     reading = -1;
-    view.heard.replaceChildren();
     const table = element("table"), top = element("tr");
     table.append(element("caption", "", view.spec.title));
     top.append(element("th", "", view.spec.x_name), ...lines.map((line) => element("th", "", line.name)));
@@ -449,7 +468,7 @@ function linesView(view) {
       row.append(element("th", "", plain(x)), ...lines.map((line) => element("td", "", plain(valueAt(line, x)))));
       table.append(row);
     }
-    view.heard.append(table);
+    view.tell(() => [table]);
     canvas.setAttribute("aria-label", `${view.spec.title}: ${lines.map((line) => line.name).join(", ")} by ${view.spec.x_name}`);
   }
 
@@ -594,7 +613,7 @@ function stripView(view) {
   const strip = element("div", "tv-strip");
   strip.setAttribute("role", "group");
   view.body.append(strip);
-  let buttons = [];
+  let buttons = [], built = null;
   const words = (i) => {
     const n = view.spec.labels.length;
     const counts = Array.from({ length: view.values.length / n }, (_, row) => `${view.spec.row_name} ${row}: ${view.values[row * n + i]}`);
@@ -603,14 +622,20 @@ function stripView(view) {
   function update() {
     const had = strip.contains(document.activeElement), breaks = new Set(view.spec.breaks);
     strip.setAttribute("aria-label", `${view.spec.title}: darker where more neurons are active`);
-    strip.replaceChildren();
-    buttons = view.spec.labels.map((label, i) => {
-      const button = element("button", "", label);
-      button.type = "button";
-      strip.append(button, " ");
-      if (breaks.has(i)) strip.append(element("br"));
-      return button;
-    });
+    // The same buttons with other texts, where the lines break alike: quicker than new ones.
+    const shape = `${view.spec.labels.length}:${view.spec.breaks}`;
+    if (shape === built) {
+      buttons.forEach((button, i) => { if (button.firstChild.data !== view.spec.labels[i]) button.firstChild.data = view.spec.labels[i]; });
+    } else {
+      built = shape;
+      buttons = view.spec.labels.map((label) => {
+        const button = element("button");
+        button.type = "button";
+        button.append(document.createTextNode(label));
+        return button;
+      });
+      strip.replaceChildren(...buttons.flatMap((button, i) => breaks.has(i) ? [button, " ", element("br")] : [button, " "]));
+    }
     colour();
     if (had) buttons[view.chosen()[1] - view.spec.first]?.focus({ preventScroll: true });
   }
@@ -624,7 +649,8 @@ function stripView(view) {
       button.tabIndex = view.spec.first + i === col ? 0 : -1;
       if (view.spec.first + i === col) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
-      button.querySelector("sub")?.remove();
+      if (button.childNodes.length > 1) button.lastChild.remove();
+      button.removeAttribute("aria-description");
       if (view.spec.numbers) button.append(element("sub", "", String(count)));
     });
   }

@@ -263,9 +263,7 @@ class Explorer:
         if self._held or (layer, token) == (self.layer.value, self.token.value):
             return
         if 0 <= layer < self.trace.n_layers and 0 <= token < self.trace.n_tokens:
-            with self._hold():
-                self.layer.value, self.token.value = layer, token
-            self._draw(self.view)
+            self._draw(view_of(self.trace, layer, token))
 
     def _chosen_below(self, change: dict[str, Any]) -> None:
         """The chart of the panel was clicked: a row of neurons, or a layer."""
@@ -292,23 +290,25 @@ class Explorer:
         self.token.value = where
 
     def _draw(self, view: View) -> None:
+        moved = self._drawn != (view.layer, view.token)
+        # What is looked at is sent first; the controls, which a click in a view left behind, last.
         with self._hold():
-            if self._drawn != (view.layer, view.token) and view.neurons:
-                self.neuron.value = view.neurons[0].neuron
+            self._strip.show(strip_of(self.trace, view, numbers=self.numbers.value), view.layer, view.token)
+            self._counts.value = markup.counts_html(view)
             window = panels.window(self.trace, view.token)
             if self._drawn is None or window != panels.window(self.trace, self._drawn[1]):
                 self._heatmap.show(panels.heatmap(self.trace, view.token), view.layer, view.token)
             else:
                 self._heatmap.move(view.layer, view.token)
-            self._strip.show(strip_of(self.trace, view, numbers=self.numbers.value), view.layer, view.token)
-            self._counts.value = markup.counts_html(view)
+            self._drawn = (view.layer, view.token)
+            self.layer.value, self.token.value = view.layer, view.token
+            if moved and view.neurons:
+                self.neuron.value = view.neurons[0].neuron
             self._draw_panel(view)
-        self._drawn = (view.layer, view.token)
 
     def _draw_panel(self, view: View) -> None:
         names = PANELS[self.panel.value]
         for place, canvas in enumerate(self._charts):
-            canvas.layout.display = None if place < len(names) else "none"
             if place < len(names):
                 shown = (
                     Shown(neurons_grid(self.trace, view), self._row_of_neuron(view), view.token)
@@ -316,9 +316,10 @@ class Explorer:
                     else self._maker(names[place])()
                 )
                 canvas.show(shown.data, shown.row, shown.col)
+            _display(canvas, place < len(names))
         one, several = "neuron" in names, "neurons" in names
-        self.neuron.layout.display = None if one else "none"
-        self._neurons.layout.display = None if one or several else "none"
+        _display(self.neuron, one)
+        _display(self._neurons, one or several)
         if several:
             self._neurons.value = markup.neurons_html(view)
         elif one:
@@ -330,3 +331,7 @@ class Explorer:
     def _row_of_neuron(self, view: View) -> int:
         rows = [row.neuron for row in view.neurons]
         return rows.index(self.neuron.value) if self.neuron.value in rows else 0
+
+
+def _display(widget: Any, shown: bool) -> None:
+    widget.layout.display = None if shown else "none"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS, MAX_COLUMNS = 16, 512
 EXAMPLE = "0 3 0 0 1 0 0 2\n0 0 0 0 0 0 0 5\n1 2 3 4 5 6 7 8\n0 0 0 0 0 0 0 0"
+_LABEL = "text-align:left;padding-right:8px;font-weight:normal;white-space:nowrap"
 COLUMNS = ["format", "bytes", "share of dense", "entries", "padding", "overflow", "lost", "how"]
 
 
@@ -218,8 +219,9 @@ class LayoutExplorer:
             for name, size, share, *rest in self._rows()
         )
         self._formats.value = (
-            f'<table style="border-collapse:collapse;color:{FOREGROUND}"><caption style="text-align:left">The same '
-            f"matrix in each format</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+            f'<div style="overflow-x:auto;color:{FOREGROUND}"><table style="border-collapse:collapse"><caption '
+            f'style="text-align:left">The same matrix in each format</caption><thead><tr>{heads}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
             + "".join(_slots_html(name, packed) for name, packed in self.packed.items())
         )
 
@@ -292,7 +294,7 @@ def _slots_html(name: str, packed: Any) -> str:
             lines.append((line.label, [(_slot_text(slot), slot.kind) for slot in line.slots[: slots.MAX_SLOTS]]))
     faces = {"count": "#7d7c78", "entry": "#0072b2", "superseded": "#a8558a", "not finite": "#d55e00"}
     body = "".join(
-        f'<tr><th scope="row" style="text-align:left;padding-right:8px;font-weight:normal">{escape(label)}</th>'
+        f'<tr><th scope="row" style="{_LABEL}">{escape(label)}</th>'
         + "".join(
             f'<td title="{escape(kind)}" style="{cell}'
             + (f";background:{faces[kind]};color:#fff" if kind in faces else ";opacity:.6")
@@ -304,7 +306,8 @@ def _slots_html(name: str, packed: Any) -> str:
     )
     return (
         f'<div style="overflow-x:auto;color:{FOREGROUND}"><table style="border-collapse:collapse;font:12px monospace;'
-        f'margin-top:8px"><caption style="text-align:left">{name}: each slot in memory, column:value; grey counts, '
+        f'margin-top:8px"><caption style="text-align:left;white-space:nowrap">'
+        f"{name}: each slot in memory, column:value; grey counts, "
         f"pale padding</caption>{body}</table></div>"
     )
 
