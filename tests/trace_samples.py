@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twellviz.traces import LayerPattern, Trace
+from twellviz.traces.pattern import quantise
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -72,3 +73,25 @@ def sample_trace(n_layers: int = 3, n_tokens: int = 40, n_hidden: int = 200) -> 
 def hostile_trace() -> Trace:
     """A trace whose tokens are texts that break renderers."""
     return trace_of(activations(2, len(HOSTILE), 64, share=0.2), words=list(HOSTILE))
+
+
+def big_trace(n_layers: int, n_tokens: int, n_hidden: int) -> Trace:
+    """A trace of random patterns, in both stored forms by turns, without its dense activations ever in memory."""
+    rng = np.random.default_rng(0)
+    patterns = []
+    for layer in range(n_layers):
+        active_MH = rng.random((n_tokens, n_hidden), dtype=np.float32) < (0.03 if layer % 2 else 0.1)
+        counts_M = active_MH.sum(1)
+        codes_N, scale_M = quantise(rng.random(int(counts_M.sum()), dtype=np.float32) + 0.01, counts_M)
+        patterns.append(LayerPattern.from_ids(active_MH.nonzero()[1], codes_N, scale_M, counts_M, n_hidden))
+    words = [f" w{i}" for i in range(n_tokens)]
+    stops = np.cumsum([len(word) for word in words])
+    return Trace.from_patterns(
+        tuple(patterns),
+        tokens_M=np.arange(n_tokens, dtype=np.int32),
+        offsets_M2=np.stack([stops - [len(word) for word in words], stops], axis=1).astype(np.int32),
+        sequence_start=np.array([0, n_tokens], np.int64),
+        sequence_text=np.zeros(1, np.int32),
+        texts=("".join(words),),
+        model="big",
+    )

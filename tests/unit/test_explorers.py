@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import warnings
@@ -47,15 +48,21 @@ def nasty() -> Trace:
 
 def test_sliders_change_text_counts_and_neurons(shipped: Trace) -> None:
     explorer = explore(shipped, layer=0, token=10)
-    before = (explorer._strip.value, explorer._counts.value, explorer._neurons.value)
+
+    def drawn() -> tuple[bytes | str, ...]:
+        parts = explorer._strip.spec, explorer._charts[0].values, explorer._counts.value, explorer._neurons.value
+        return *parts, explorer._heatmap.row, explorer._heatmap.col
+
+    before = drawn()
     explorer.token.value = 2000
-    moved = (explorer._strip.value, explorer._counts.value, explorer._neurons.value)
+    moved = drawn()
     explorer.layer.value = 3
-    layered = (explorer._strip.value, explorer._counts.value, explorer._neurons.value)
+    layered = drawn()
     for one, two in ((before, moved), (moved, layered)):
-        assert all(a != b for a, b in zip(one, two, strict=True))
+        assert all(a != b for a, b in zip(one[:4], two[:4], strict=True))
+    assert (moved[4:], layered[4:]) == ((0, 2000), (3, 2000))
     assert f"<b>layer 3: {shipped.counts_LM[3, 2000]}</b>" in explorer.html
-    assert 'aria-current="true"' in explorer._strip.value
+    assert 'aria-current="true"' in explorer.html
 
 
 def test_what_is_shown_is_what_the_trace_holds(shipped: Trace) -> None:
@@ -172,9 +179,11 @@ def test_every_shade_can_be_read() -> None:
 
 def test_display_has_stable_text(shipped: Trace) -> None:
     explorer = explore(shipped, layer=1, token=2)
-    bundle = explorer._repr_mimebundle_()
+    bundle, metadata = explorer._repr_mimebundle_()
     assert bundle["text/plain"] == "Explorer of nano: 4 layers, 3840 tokens; layer 1, token 2"
     assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG"), "what is seen where no widget can run"
+    assert "token 2 has" in metadata["image/png"]["alt"]
     assert "token 2 of 3840" in explorer.summary()
 
 
@@ -185,8 +194,8 @@ def test_bad_places_are_named(shipped: Trace, layer: int, token: int) -> None:
 
 
 def test_other_endings_are_refused(shipped: Trace, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"ends in \.html"):
-        explore(shipped).save(tmp_path / "page.png")
+    with pytest.raises(TraceError, match=r"ends in \.html, a picture in \.png or \.svg"):
+        explore(shipped).save(tmp_path / "page.pdf")
 
 
 def test_what_is_no_trace_is_named() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from twellviz.explorers.view import View
+from twellviz.explorers.view import Neighbour, NeuronRow, View
 from twellviz.traces.labels import shorten, visible
 
 _LIGHT, _DARK = (247, 251, 255), (8, 48, 107)
@@ -83,6 +84,30 @@ def neurons_html(view: View) -> str:
         f'<table style="border-collapse:collapse;color:{FOREGROUND}"><caption style="text-align:left">Strongest of '
         f"{view.n_active} active neurons in layer {view.layer}</caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def neuron_html(row: NeuronRow, near: Sequence[Neighbour]) -> str:
+    """One neuron: the tokens that excite it most, and the neurons that fire together with it."""
+    if not row.contexts:
+        return f'<p style="color:{FOREGROUND}">Neuron {row.neuron} fires for no token here.</p>'
+    cell = f'style="border-bottom:1px solid {BORDER};padding:2px 10px;text-align:left"'
+    contexts = "".join(
+        f"<li>{escape(_tail(before))}<b>{escape(shorten(visible(token)))}</b>{escape(_head(after))}</li>"
+        for before, token, after in row.contexts
+    )
+    rows = "".join(
+        f'<tr><th scope="row" {cell}>{one.neuron}</th><td {cell}>{one.overlap:.1%}</td><td {cell}>{one.both}</td></tr>'
+        for one in near
+    )
+    heads = "".join(
+        f'<th scope="col" {cell}>{head}</th>' for head in ("neuron", "of the tokens of either", "tokens of both")
+    )
+    return (
+        f'<div style="color:{FOREGROUND}"><p>Neuron {row.neuron} fires for {row.share:.2%} of tokens, up to |h| = '
+        f"{row.strength:.3f}. Strongest for:</p><ol>{contexts}</ol>"
+        '<table style="border-collapse:collapse"><caption style="text-align:left">Neurons of the layer that fire with '
+        f"it most</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 

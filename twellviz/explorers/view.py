@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twellviz.traces.trace import Context, Trace
 
@@ -64,6 +65,23 @@ class NeuronRow:
     strength: float
     share: float
     contexts: list[Context]
+
+
+class Neighbour(NamedTuple):
+    """A neuron that fires together with another.
+
+    Attributes
+    ----------
+    neuron : int
+    both : int
+        Tokens for which both fire.
+    overlap : float
+        Those as a share of the tokens for which either fires (Jaccard index), 0 to 1.
+    """
+
+    neuron: int
+    both: int
+    overlap: float
 
 
 @dataclass(frozen=True)
@@ -173,10 +191,10 @@ def _strip(trace: Trace, layer: int, token: int) -> tuple[list[StripToken], str]
     start, stop = window_of(trace, token)
     largest = int(trace.max_L[layer])
     strip = []
-    for index in range(start, stop):
+    for index, counts_L in zip(range(start, stop), trace.counts_LM[:, start:stop].T.tolist(), strict=True):
         shown = trace.token_texts[index]
-        counts = ", ".join(f"layer {i}: {int(count)}" for i, count in enumerate(trace.counts_LM[:, index]))
-        count = int(trace.counts_LM[layer, index])
+        counts = ", ".join(f"layer {i}: {count}" for i, count in enumerate(counts_L))
+        count = counts_L[layer]
         strip.append(
             StripToken(
                 index=index,

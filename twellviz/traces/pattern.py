@@ -13,7 +13,6 @@ Letters: M tokens, H hidden width, N active (token, neuron) pairs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -218,17 +217,37 @@ class LayerPattern:
 
     def tokens_of(self, neuron: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Tokens for which a neuron fired, ascending, and its strengths."""
-        order_N, start = self._by_neuron
-        entries_N = order_N[start[neuron] : start[neuron + 1]]
-        tokens = np.searchsorted(self.start, entries_N, side="right") - 1
+        if self.ids_N is not None:
+            entries_N = np.flatnonzero(self.ids_N == neuron)
+            tokens = np.searchsorted(self.start, entries_N, side="right") - 1
+        else:
+            assert self.bits_MB is not None
+            # One column of bits, then for each token that has it the number of bits before it: the place of its code.
+            # Sorting all entries by neuron instead takes a hundred times as long and stays in memory.
+            byte, bit = divmod(neuron, 8)
+            tokens = np.flatnonzero(self.bits_MB[:, byte] & (0x80 >> bit))
+            before = np.bitwise_count(self.bits_MB[tokens, :byte]).sum(1, dtype=np.int64)
+            before += np.bitwise_count(self.bits_MB[tokens, byte] & (0xFF00 >> bit & 0xFF))
+            entries_N = self.start[tokens] + before
         return tokens, decode(self.codes_N[entries_N], self.scale_M[tokens])
 
-    @cached_property
-    def _by_neuron(self) -> tuple[Array, npt.NDArray[np.int64]]:
-        """Entries sorted by neuron, and where each neuron's begin; made when a neuron is first looked at."""
-        ids_N = np.nonzero(self.dense())[1] if self.ids_N is None else self.ids_N
-        order_N = np.argsort(ids_N, kind="stable").astype(np.int64 if ids_N.size >> 31 else np.int32)
-        return order_N, start_of(np.bincount(ids_N, minlength=self.n_hidden))
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """Which neuron fired for which token: uint8 [M, ceil(H / 8)], neuron 0 in the highest bit of byte 0."""
+        if self.bits_MB is not None:
+            return self.bits_MB
+        bits_MB = np.empty((self.n_tokens, -(-self.n_hidden // 8)), np.uint8)
+        for first in range(0, self.n_tokens, _BLOCK):
+            last = min(first + _BLOCK, self.n_tokens)
+            bits_MB[first:last] = np.packbits(self.dense(first, last), axis=1)
+        return bits_MB
+
+    def neurons_N(self) -> Array:
+        """Neuron of each entry, token after token."""
+        if self.ids_N is not None:
+            return self.ids_N
+        blocks = range(0, self.n_tokens, _BLOCK)
+        parts = [self.dense(first, min(first + _BLOCK, self.n_tokens)).nonzero()[1] for first in blocks]
+        return np.concatenate([part.astype(id_dtype(self.n_hidden)) for part in parts])
 
 
 _BLOCK = 1024
