@@ -337,3 +337,14 @@ def test_config_with_resume_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     train(replace(CONFIG, steps=1), train_tokens=TEXT, validation_tokens=TEXT[:200], progress=True)
     assert "measuring held-out loss ..." in capsys.readouterr().err
+
+
+def test_a_run_can_start_from_a_model(tmp_path: Path) -> None:
+    from twellviz.models import save_checkpoint
+
+    first = run(steps=30, l1_coefficient=0.0)
+    path = save_checkpoint(first.model, tmp_path / "model.safetensors")
+    again = run(steps=2, init=path, l1_coefficient=0.0, dead_reinit=0.0, lr=1e-9, eval_interval=1, eval_windows=None)
+    assert again.history[0]["validation_loss"] == pytest.approx(first.evaluation.loss, rel=1e-6)
+    with pytest.raises(ConfigError, match="is a model of other sizes or options"):
+        run(model=replace(MODEL, n_layers=1), init=path)

@@ -44,6 +44,7 @@ _SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--l1-start", "l1_start_step", int, "L1 warm-up: no penalty before this step"),
     ("--l1-full", "l1_full_step", int, "L1 warm-up: the whole penalty from this step on"),
     ("--dead-reinit", "dead_reinit", float, "share of fresh noise in gate rows that never fired (paper: 0.1)"),
+    ("--init", "init", str, "model.safetensors to start from"),
     ("--seed", "seed", int, "of weights, order of the text, and noise"),
     ("--eval-interval", "eval_interval", int, "steps between held-out losses in the log; 0: none"),
     ("--eval-windows", "eval_windows", int, "sequences of each of them"),

@@ -47,6 +47,9 @@ class TrainConfig:
     dead_reinit : float
         Dead-gate re-initialisation (paper Table 5: 0.1): after each step, gate rows of neurons that no token of
         the step fired become ``(1 - dead_reinit) row + dead_reinit N(0, init_std^2)``. 0 turns it off.
+    init : str, optional
+        A ``model.safetensors`` of this model's sizes whose weights the run starts from; drawn from ``seed`` if not
+        given.
     seed : int
         Of weights, order of the text, and re-initialisation.
     eval_interval : int
@@ -100,6 +103,7 @@ class TrainConfig:
     l1_start_step: int = 0
     l1_full_step: int = 0
     dead_reinit: float = 0.0
+    init: str | None = None
     seed: int = 0
     eval_interval: int = 0
     eval_windows: int | None = 32
@@ -122,8 +126,9 @@ class TrainConfig:
         elif not isinstance(self.model, LMConfig):
             raise ConfigError(f"model={self.model!r}: the name of a preset or an LMConfig is needed")
         object.__setattr__(self, "betas", tuple(self.betas))
-        if self.out is not None:
-            object.__setattr__(self, "out", str(self.out))
+        for name in ("out", "init"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, str(getattr(self, name)))
         self._check_numbers()
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas={self.betas}: two numbers from 0 to below 1 are needed")

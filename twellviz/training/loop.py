@@ -28,6 +28,7 @@ from twellviz.data.order import WindowOrder
 from twellviz.data.token_map import TokenMap
 from twellviz.data.tokens import TokenArray
 from twellviz.errors import ConfigError, DivergedError
+from twellviz.models.checkpoint import load_checkpoint
 from twellviz.models.lm import LM
 from twellviz.training.config import TrainConfig
 from twellviz.training.history import CsvLog, Row, columns
@@ -168,7 +169,7 @@ class _Run:
         )
         self.text_sha256 = train_text.sha256
         torch.manual_seed(config.seed)
-        self.model = LM(config.lm).to(device).train()
+        self.model = _first_model(config).to(device).train()
         self.model.checkpoint_layers = config.checkpoint_activations
         if config.compile:
             for layer in self.model.layers:
@@ -365,6 +366,16 @@ def _move_aside(log: Path) -> Path | None:
     aside = next(path for n in itertools.count(1) if not (path := log.with_name(f"log-{n}.csv")).exists())
     shutil.move(log, aside)
     return aside
+
+
+def _first_model(config: TrainConfig) -> LM:
+    model = LM(config.lm)  # Also where its weights are replaced: what follows is drawn after the same numbers.
+    if config.init is None:
+        return model
+    given = load_checkpoint(config.init)
+    if given.cfg != config.lm:
+        raise ConfigError(f"init={config.init!r} is a model of other sizes or options: {given.cfg}, not {config.lm}")
+    return given
 
 
 def _optimizer(model: LM, config: TrainConfig) -> torch.optim.Optimizer:
