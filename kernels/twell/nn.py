@@ -84,6 +84,8 @@ class _Block(nn.Module, ABC):
         self.activation, self.backend, self.overflow = activation, backend, overflow
         # The way of training steps and the activity it was chosen for; saved, so that a resumed run goes the same way.
         self.register_buffer("plan_state", torch.tensor([_DENSE, _UNKNOWN], device=device))
+        self._way: str | None = None
+        self._waits = False
         for name in self.weight_names:
             weight_HD = torch.empty(d_hidden, d_model, device=device, dtype=dtype)
             nn.init.normal_(weight_HD, std=init_std)
@@ -139,7 +141,10 @@ class _Block(nn.Module, ABC):
         """
         x_MD = self._flat(x)
         n_tokens = max(1, x_MD.shape[0])
-        if self._trains_sparse(x_MD):
+        plans = self._plans_steps(x_MD) and self.training and torch.is_grad_enabled()
+        repeats = torch._C._current_graph_task_id() != -1  # within a backward: activation checkpointing
+        way = self._way_of_pass(repeats) if plans else self.training_way
+        if self._trains_sparse(x_MD, way):
             y_MD, l1, activity_H = self._sparse_step(x_MD)
         else:
             gate_MH, h_MH = self._hidden(x_MD)
@@ -147,15 +152,17 @@ class _Block(nn.Module, ABC):
             l1 = h_MH.abs().sum(dtype=torch.float32) / n_tokens
             activity_H = self.is_active(gate_MH.detach()).sum(0)
         stats = FFNStats(l0=activity_H.sum().float() / n_tokens, l1=l1, activity=activity_H)
-        if self._plans_steps(x_MD) and self.training and torch.is_grad_enabled():
+        if plans and not repeats:
             self._plan_next_step(x_MD.shape[0], float(stats.l0))
+            if y_MD.requires_grad:
+                y_MD.register_hook(self._end_of_pass)  # type: ignore[no-untyped-call]
         return y_MD.view(x.shape), stats
 
     @property
     def training_way(self) -> str:
         """``"sparse"`` or ``"dense"``: how the next training step goes."""
         if self.backend == "auto":
-            return "sparse" if float(self.plan_state[0]) == _SPARSE else "dense"
+            return self._planned_way()
         return "sparse" if self.backend == "cpu" else "dense"
 
     def hidden(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,12 +203,35 @@ class _Block(nn.Module, ABC):
         return self.backend == "auto" and not ops.sparse_pays(x_MD)
 
     def _plans_steps(self, x_MD: Tensor) -> bool:
-        return self.backend == "auto" and self.activation == "relu" and ops.has_kernel(x_MD)
+        # A compiled block is one dense graph: reading a plan would break it in two.
+        return (
+            self.backend == "auto"
+            and self.activation == "relu"
+            and not torch.compiler.is_compiling()
+            and ops.has_kernel(x_MD)
+        )
 
-    def _trains_sparse(self, x_MD: Tensor) -> bool:
+    def _planned_way(self) -> str:
+        return "sparse" if float(self.plan_state[0]) == _SPARSE else "dense"
+
+    def _way_of_pass(self, repeats: bool) -> str:
+        """The planned way as it stood before the first forward that still waits for its backward.
+
+        A pass that activation checkpointing repeats must go the way of the first, although its own count has changed
+        the plan since.
+        """
+        if self._way is None or not (self._waits or repeats):
+            self._way = self._planned_way()
+        self._waits = self._waits or not repeats
+        return self._way
+
+    def _end_of_pass(self, _: Tensor) -> None:
+        self._waits = False
+
+    def _trains_sparse(self, x_MD: Tensor, way: str) -> bool:
         if self.overflow == "clip":  # has no gradient
             return False
-        return self.backend == "cpu" or (self._plans_steps(x_MD) and self.training_way == "sparse")
+        return self.backend == "cpu" or (self._plans_steps(x_MD) and way == "sparse")
 
     def _plan_next_step(self, n_tokens: int, mean_active: float) -> None:
         # Where bits must repeat from the first call on, a way is not changed behind the caller's back.
@@ -214,13 +244,14 @@ class _Block(nn.Module, ABC):
             gated=isinstance(self, GatedFFN),
             threads=torch.get_num_threads(),
         )
-        before = self.training_way
+        before = self._planned_way()
         plan = plan_training(shape, mean_active, previous=before)
         self.plan_state.copy_(torch.tensor([_SPARSE if plan.way == "sparse" else _DENSE, mean_active]))
         if plan.way != before:
             _logger.info("training step goes %s from now on\n%s", plan.way, plan.explain())
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        self._way, self._waits = None, False
         # Weights from elsewhere know of no plan: they start without one.
         state_dict.setdefault(f"{prefix}plan_state", torch.tensor([_DENSE, _UNKNOWN]))
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -135,8 +135,17 @@ def test_resume_after_each_kind_of_stop(tmp_path: Path, unbroken: Path) -> None:
         found = checkpoints(folder)
         for path in found[: 2 - steps]:
             path.unlink()
-        run(folder, resume=True)
+        if steps:
+            run(folder, resume=True)
+        else:
+            before = (folder / "log.csv").read_bytes()
+            with pytest.warns(UserWarning, match=r"no finished checkpoint: .* its log so far is now log-1\.csv"):
+                run(folder, resume=True)
+            assert (folder / "log-1.csv").read_bytes() == before
         assert_same_run(folder, unbroken)
+    (tmp_path / "log" / "log.csv").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run(tmp_path / "log")
 
 
 def test_last_two_checkpoints_are_kept(unbroken: Path) -> None:

@@ -6,15 +6,19 @@ H hidden width, L layers, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from twell.nn import FFN, FFNStats, GatedFFN
 
 from twellviz.errors import ConfigError
 from twellviz.models.config import LMConfig, require_float, require_int
+from twellviz.models.loss import projected_cross_entropy
 
 
 class LMOutput(NamedTuple):
@@ -22,14 +26,15 @@ class LMOutput(NamedTuple):
 
     Attributes
     ----------
-    logits_BNV : Tensor [B, N, V]
+    logits_BNV : Tensor [B, N, V], or None
+        None where ``with_logits=False`` was given.
     loss : Tensor, float32 scalar, or None
         Mean cross-entropy over the tokens in nats, where targets were given.
     stats : list of FFNStats
         One per layer where ``with_stats`` was set, else empty.
     """
 
-    logits_BNV: Tensor
+    logits_BNV: Tensor | None
     loss: Tensor | None
     stats: list[FFNStats]
 
@@ -99,6 +104,9 @@ class LM(nn.Module):
     cfg : LMConfig
     layers : nn.ModuleList of Layer
         ``layers[i].ffn`` is the :class:`twell.nn.GatedFFN` or :class:`twell.nn.FFN` of layer i.
+    checkpoint_layers : bool
+        In training keep what enters each layer alone and run the layer once more in the backward (Chen et al., arXiv
+        1604.06174): less memory, a third more work, the same bits. False at first.
 
     Examples
     --------
@@ -112,6 +120,7 @@ class LM(nn.Module):
     def __init__(self, cfg: LMConfig) -> None:
         super().__init__()
         self.cfg = cfg
+        self.checkpoint_layers = False
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
         nn.init.normal_(self.embedding.weight, std=cfg.init_std)
         self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layers))
@@ -125,6 +134,7 @@ class LM(nn.Module):
         *,
         with_stats: bool = False,
         skip_ffn: bool = False,
+        with_logits: bool = True,
     ) -> LMOutput:
         """Predict the next token at each position.
 
@@ -138,6 +148,8 @@ class LM(nn.Module):
             Count what each feed-forward block's neurons do.
         skip_ffn : bool
             Leave the feed-forward blocks out, to see what they are worth; not together with ``with_stats``.
+        with_logits : bool
+            False keeps the logits of a chunk of tokens at a time, for the loss alone; targets are needed then.
 
         Returns
         -------
@@ -150,24 +162,40 @@ class LM(nn.Module):
         """
         if with_stats and skip_ffn:
             raise ConfigError("with_stats=True with skip_ffn=True: a block left out has no statistics; choose one")
+        if targets_BN is None and not with_logits:
+            raise ConfigError("with_logits=False without targets_BN: there is nothing to compute; give one of them")
         self._check(tokens_BN)
         cos_NK, sin_NK = rotation(tokens_BN.shape[1], self.cfg, tokens_BN.device)
         x_BND = self.embedding(tokens_BN)
         stats: list[FFNStats] = []
         for layer in self.layers:
-            x_BND, layer_stats = layer(x_BND, cos_NK, sin_NK, with_stats=with_stats, skip_ffn=skip_ffn)
+            x_BND, layer_stats = self._run(layer, x_BND, cos_NK, sin_NK, with_stats=with_stats, skip_ffn=skip_ffn)
             if layer_stats is not None:
                 stats.append(layer_stats)
-        logits_BNV = F.linear(self.norm(x_BND), self.embedding.weight if self.head is None else self.head.weight)
+        x_BND = self.norm(x_BND)
+        weight_VD = self.embedding.weight if self.head is None else self.head.weight
+        logits_BNV = F.linear(x_BND, weight_VD) if with_logits else None
         if targets_BN is None:
             return LMOutput(logits_BNV, None, stats)
         if targets_BN.shape != tokens_BN.shape:
             raise ConfigError(
                 f"targets_BN has shape {tuple(targets_BN.shape)}: that of tokens_BN {tuple(tokens_BN.shape)} is needed"
             )
+        if logits_BNV is None:
+            return LMOutput(None, projected_cross_entropy(x_BND.flatten(0, 1), weight_VD, targets_BN.flatten()), stats)
         # In float32: in bfloat16 the sum over the vocabulary would lose the small terms.
         loss = F.cross_entropy(logits_BNV.flatten(0, 1).float(), targets_BN.flatten().long())
         return LMOutput(logits_BNV, loss, stats)
+
+    def _run(
+        self, layer: nn.Module, x_BND: Tensor, cos_NK: Tensor, sin_NK: Tensor, **options: bool
+    ) -> tuple[Tensor, FFNStats | None]:
+        run: Callable[..., tuple[Tensor, FFNStats | None]] = partial(layer, **options)
+        if not (self.checkpoint_layers and self.training and torch.is_grad_enabled()):
+            return run(x_BND, cos_NK, sin_NK)
+        # A layer draws no random numbers, so there is no state of theirs to keep for its second run.
+        again = checkpoint(run, x_BND, cos_NK, sin_NK, use_reentrant=False, preserve_rng_state=False)
+        return cast(tuple[Tensor, FFNStats | None], again)
 
     @torch.no_grad()
     def generate(
@@ -199,7 +227,9 @@ class LM(nn.Module):
         require_float("temperature", temperature, least=0.0)
         tokens_BN = tokens_BN.long()
         for _ in range(n_new):
-            logits_BV = self(tokens_BN[:, -self.cfg.max_seq_len :]).logits_BNV[:, -1].float()
+            logits_BNV = self(tokens_BN[:, -self.cfg.max_seq_len :]).logits_BNV
+            assert logits_BNV is not None
+            logits_BV = logits_BNV[:, -1].float()
             if temperature == 0.0:
                 next_B1 = logits_BV.argmax(-1, keepdim=True)
             else:

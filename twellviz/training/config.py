@@ -11,7 +11,10 @@ from twellviz.errors import ConfigError
 from twellviz.models.config import PRESETS, LMConfig, require_float, require_int
 
 DTYPES = ("float32", "bfloat16")
-OPERATIONAL = ("out", "device", "threads", "eval_interval", "eval_windows", "checkpoint_interval")
+OPERATIONAL = (
+    *("out", "device", "threads", "eval_interval", "eval_windows", "checkpoint_interval", "checkpoint_activations"),
+    *("log_interval", "tensorboard", "peak_tflops"),
+)
 """Settings that a resumed run may change; the others decide the losses."""
 
 
@@ -44,6 +47,9 @@ class TrainConfig:
     dead_reinit : float
         Dead-gate re-initialisation (paper Table 5: 0.1): after each step, gate rows of neurons that no token of
         the step fired become ``(1 - dead_reinit) row + dead_reinit N(0, init_std^2)``. 0 turns it off.
+    init : str, optional
+        A ``model.safetensors`` of this model's sizes whose weights the run starts from; drawn from ``seed`` if not
+        given.
     seed : int
         Of weights, order of the text, and re-initialisation.
     eval_interval : int
@@ -59,6 +65,19 @@ class TrainConfig:
         ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
     dtype : {"float32", "bfloat16"}
         Of the computation; weights and optimiser stay float32.
+    compile : bool
+        Compile each layer with ``torch.compile``: minutes at the start, faster steps on a GPU, other last bits, dense.
+        Held-out measurements run without.
+    checkpoint_activations : bool
+        Keep what enters each layer alone and run the layer again in the backward: less memory, a third more work,
+        the same losses.
+    log_interval : int, optional
+        Steps whose figures are fetched from the device together; 1 on a CPU and 10 on a GPU if not given. Every
+        step gets its row; its ``tokens_per_second`` is the mean of those fetched with it.
+    tensorboard : bool
+        Write the history to ``out/tensorboard`` too; needs the package ``tensorboard``.
+    peak_tflops : float, optional
+        Dense peak of the device in TFLOP/s for the MFU, where :mod:`twellviz.training.mfu` does not know it.
     threads : int, optional
         CPU threads; torch's own number if not given. Another number may give other last bits.
 
@@ -84,6 +103,7 @@ class TrainConfig:
     l1_start_step: int = 0
     l1_full_step: int = 0
     dead_reinit: float = 0.0
+    init: str | None = None
     seed: int = 0
     eval_interval: int = 0
     eval_windows: int | None = 32
@@ -91,6 +111,11 @@ class TrainConfig:
     out: str | None = None
     device: str = "auto"
     dtype: str = "float32"
+    compile: bool = False
+    checkpoint_activations: bool = False
+    log_interval: int | None = None
+    tensorboard: bool = False
+    peak_tflops: float | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -101,8 +126,9 @@ class TrainConfig:
         elif not isinstance(self.model, LMConfig):
             raise ConfigError(f"model={self.model!r}: the name of a preset or an LMConfig is needed")
         object.__setattr__(self, "betas", tuple(self.betas))
-        if self.out is not None:
-            object.__setattr__(self, "out", str(self.out))
+        for name in ("out", "init"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, str(getattr(self, name)))
         self._check_numbers()
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas={self.betas}: two numbers from 0 to below 1 are needed")
@@ -122,6 +148,11 @@ class TrainConfig:
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        for name in ("compile", "checkpoint_activations", "tensorboard"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: True or False is needed")
+        if self.tensorboard and self.out is None:
+            raise ConfigError("tensorboard=True without out: give a folder to write to")
         if self.checkpoint_interval and self.out is None:
             raise ConfigError(f"checkpoint_interval={self.checkpoint_interval} without out: give a folder to write to")
 
@@ -139,11 +170,13 @@ class TrainConfig:
             require_int(name, getattr(self, name), least=0)
         if self.seed >= 2**63:
             raise ConfigError(f"seed={self.seed}: at most {2**63 - 1} is possible")
-        for name in ("seq_len", "eval_windows", "threads"):
+        for name in ("seq_len", "eval_windows", "threads", "log_interval"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), least=1)
         for name in ("lr", "eps", "grad_clip"):
             require_float(name, getattr(self, name), above=0.0)
+        if self.peak_tflops is not None:
+            require_float("peak_tflops", self.peak_tflops, above=0.0)
         for name in ("lr_final", "weight_decay", "l1_coefficient", "dead_reinit"):
             require_float(name, getattr(self, name), least=0.0)
 

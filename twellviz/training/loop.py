@@ -8,27 +8,34 @@ Letters: B sequences, N positions, L layers, H hidden width.
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import math
+import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from twellviz.data.order import WindowOrder
-from twellviz.data.tokenizer import Tokenizer
-from twellviz.data.tokens import TokenArray, load_tokens
+from twellviz.data.token_map import TokenMap
+from twellviz.data.tokens import TokenArray
 from twellviz.errors import ConfigError, DivergedError
+from twellviz.models.checkpoint import load_checkpoint
 from twellviz.models.lm import LM
 from twellviz.training.config import TrainConfig
 from twellviz.training.history import CsvLog, Row, columns
+from twellviz.training.inputs import Text, training_texts
 from twellviz.training.measure import Evaluation, autocast, evaluate
+from twellviz.training.mfu import device_peak, flops_per_token
+from twellviz.training.progress import TensorBoard, progress_bar, say
 from twellviz.training.reinit import reinitialise_dead_gates
 from twellviz.training.signals import StopRequest
 from twellviz.training.state import checkpoints, restore_newest, save_state, write_config
@@ -65,6 +72,17 @@ class TrainResult:
         """Time spent in training steps, without measurements and checkpoints."""
         return sum(self.config.tokens_per_step / row["tokens_per_second"] for row in self.history)
 
+    @property
+    def mfu(self) -> float | None:
+        """Mean share of the device's dense peak; None where the peak is not known."""
+        device = next(self.model.parameters()).device
+        peak = device_peak(device, self.config.dtype, self.config.peak_tflops)
+        if peak is None or not self.history:
+            return None
+        n_tokens = len(self.history) * self.config.tokens_per_step
+        work = n_tokens * flops_per_token(self.config.lm, self.config.tokens_per_sequence)
+        return work / self.seconds / peak
+
     def frame(self) -> pd.DataFrame:
         """The history as a table."""
         import pandas as pd
@@ -75,8 +93,8 @@ class TrainResult:
 def train(
     config: TrainConfig,
     *,
-    train_tokens: TokenArray | None = None,
-    validation_tokens: TokenArray | None = None,
+    train_tokens: TokenArray | TokenMap | None = None,
+    validation_tokens: TokenArray | TokenMap | None = None,
     resume: bool = False,
     progress: bool = True,
     on_step: Callable[[Row], None] | None = None,
@@ -89,15 +107,16 @@ def train(
     Parameters
     ----------
     config : TrainConfig
-    train_tokens, validation_tokens : uint16 or uint32 [n_tokens], optional
-        The shipped text with the shipped tokenizer if not given.
+    train_tokens, validation_tokens : uint16 or uint32 [n_tokens], or TokenMap, optional
+        The shipped text with the shipped tokenizer if not given. A token map stays on disk; the same ids as an array
+        give the same losses.
     resume : bool
         Continue the run in ``config.out``; with its settings and text the losses are, on one machine with the same
         number of threads, those of an unbroken run to the last bit.
     progress : bool
         Show a progress bar.
     on_step : callable, optional
-        Called with the row of each step.
+        Called with the row of each step, as soon as its figures are fetched (``log_interval``).
 
     Returns
     -------
@@ -112,18 +131,20 @@ def train(
     CheckpointError
         With ``resume``: the checkpoint is damaged or of another text.
     """
-    train_tokens = _tokens("train", train_tokens, config)
-    validation_tokens = _tokens("validation", validation_tokens, config)
+    train_text, validation_text = training_texts(train_tokens, validation_tokens, config)
     device = _device(config.device)
     with _threads(config.threads):
-        run = _Run(config, train_tokens, validation_tokens, device, resume=resume)
+        run = _Run(config, train_text, validation_text.tokens, device, resume=resume)
         try:
             stopped = run.loop(progress, on_step)
         finally:
             run.close()
         evaluation = None
         if stopped is None:
-            evaluation = evaluate(run.model, validation_tokens, seq_len=config.tokens_per_sequence, dtype=config.dtype)
+            say("measuring held-out loss ...", shown=progress)
+            evaluation = evaluate(
+                run.model, validation_text.tokens, seq_len=config.tokens_per_sequence, dtype=config.dtype
+            )
     return TrainResult(config, run.model.eval(), run.history, evaluation, stopped)
 
 
@@ -133,7 +154,7 @@ class _Run:
     def __init__(
         self,
         config: TrainConfig,
-        train_tokens: TokenArray,
+        train_text: Text,
         validation_tokens: TokenArray,
         device: torch.device,
         *,
@@ -141,18 +162,27 @@ class _Run:
     ) -> None:
         self.config, self.device, self.validation_tokens = config, device, validation_tokens
         self.order = WindowOrder(
-            train_tokens,
+            train_text.tokens,
             seq_len=config.tokens_per_sequence,
             sequences=config.batch_size * config.accumulation,
             seed=config.seed,
         )
-        self.text_sha256 = hashlib.sha256(train_tokens.tobytes()).hexdigest()
+        self.text_sha256 = train_text.sha256
         torch.manual_seed(config.seed)
-        self.model = LM(config.lm).to(device).train()
+        self.model = _first_model(config).to(device).train()
+        self.model.checkpoint_layers = config.checkpoint_activations
+        if config.compile:
+            for layer in self.model.layers:
+                # Layer by layer: they share one compiled graph, and their parameters keep their names.
+                layer.compile(dynamic=False)
         self.optimizer = _optimizer(self.model, config)
+        self.log_interval = config.log_interval or (10 if device.type == "cuda" else 1)
         self.history: list[Row] = []
         self.step = 0
+        self._pending: list[tuple[Row, Tensor]] = []
+        self._timed_from = 0.0
         self.log: CsvLog | None = None
+        self.board: TensorBoard | None = None
         if config.out == "":
             raise ConfigError("out='': name a folder, as in runs/nano ('.' is the current one)")
         self.folder = None if config.out is None else Path(config.out)
@@ -162,56 +192,88 @@ class _Run:
             self._open_folder(self.folder, resume)
 
     def _open_folder(self, folder: Path, resume: bool) -> None:
+        log = folder / "log.csv"
         if resume:
             self.step, self.history = restore_newest(folder, self.model, self.optimizer, self.config, self.text_sha256)
-        elif checkpoints(folder) or (folder / "config.json").exists():
+            if not self.step:
+                aside = _move_aside(log)
+                warnings.warn(
+                    f"{folder} holds no finished checkpoint: the run starts anew"
+                    + (f"; its log so far is now {aside.name}" if aside else ""),
+                    stacklevel=4,
+                )
+        elif checkpoints(folder) or (folder / "config.json").exists() or log.exists():
             raise ConfigError(f"out={str(folder)!r} already holds a run: resume it, or give another folder")
+        if self.config.tensorboard:
+            self.board = TensorBoard(folder / "tensorboard", self.step)
         write_config(folder, self.config)
-        self.log = CsvLog(folder / "log.csv", columns(self.config.lm.n_layers), self.history)
+        self.log = CsvLog(log, columns(self.config.lm.n_layers), self.history)
 
     def close(self) -> None:
-        if self.log is not None:
-            self.log.close()
+        for writer in (self.log, self.board):
+            if writer is not None:
+                writer.close()
 
     def loop(self, progress: bool, on_step: Callable[[Row], None] | None) -> str | None:
         """Run the remaining steps; the name of the signal that stopped it, if one did."""
-        saved = self.step
-        with StopRequest() as stop, _bar(self.config.steps, self.step, shown=progress) as bar:
-            while self.step < self.config.steps and stop.received is None:
-                row = self._one_step()
-                self.history.append(row)
-                self.step += 1
-                if self.log is not None:
-                    self.log.write(row)
-                bar(row)
+        saved, config = self.step, self.config
+        work = flops_per_token(config.lm, config.tokens_per_sequence)
+        peak = device_peak(self.device, config.dtype, config.peak_tflops)
+        with StopRequest() as stop, progress_bar(config.steps, self.step, work, peak, shown=progress) as bar:
+
+            def fetch() -> None:
+                for row in (rows := self._fetch()):
+                    if self.log is not None:
+                        self.log.write(row)
+                    if self.board is not None:
+                        self.board.write(row)
+                if rows:
+                    bar(rows)
                 if on_step is not None:
-                    on_step(row)
-                if self.config.checkpoint_interval and self.step % self.config.checkpoint_interval == 0:
+                    for row in rows:
+                        on_step(row)
+
+            while self.step < config.steps and stop.received is None:
+                validation = self._validation_loss(fetch)
+                self._one_step(validation)
+                self.step += 1
+                due = bool(config.checkpoint_interval) and self.step % config.checkpoint_interval == 0
+                if due or self.step % self.log_interval == 0:
+                    fetch()
+                if due:
                     saved = self._save()
+            fetch()
             # Still inside: a second Ctrl-C may end the writing, it cannot leave half a file.
             if self.folder is not None and saved < self.step:
                 self._save()
-        return stop.received if self.step < self.config.steps else None
+        return stop.received if self.step < config.steps else None
 
     def _save(self) -> int:
         assert self.folder is not None
         save_state(self.folder, self.step, self.model, self.optimizer, self.history, self.config, self.text_sha256)
         return self.step
 
-    def _one_step(self) -> Row:
+    def _validation_loss(self, fetch: Callable[[], None]) -> float:
+        config = self.config
+        if not config.eval_interval or self.step % config.eval_interval:
+            return float("nan")
+        # First, so that the time of measuring is not counted as the time of steps.
+        fetch()
+        return evaluate(
+            self.model,
+            self.validation_tokens,
+            seq_len=config.tokens_per_sequence,
+            batch_size=config.batch_size,
+            max_windows=config.eval_windows,
+            without_ffn=False,
+            dtype=config.dtype,
+        ).loss
+
+    def _one_step(self, validation: float) -> None:
+        """Queue the work of a step; nothing here waits for a GPU."""
         config, step = self.config, self.step
-        validation = float("nan")
-        if config.eval_interval and step % config.eval_interval == 0:
-            validation = evaluate(
-                self.model,
-                self.validation_tokens,
-                seq_len=config.tokens_per_sequence,
-                batch_size=config.batch_size,
-                max_windows=config.eval_windows,
-                without_ffn=False,
-                dtype=config.dtype,
-            ).loss
-        begin = time.perf_counter()
+        if not self._pending:
+            self._timed_from = time.perf_counter()
         lr, l1_coefficient = config.learning_rate(step), config.l1_at(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -224,44 +286,62 @@ class _Run:
         l0_L = activity_LH.sum(1).double() / config.tokens_per_step
         dead_L = (activity_LH == 0).double().mean(1)
         scalars = torch.stack([cross_entropy, l1_L.mean(), grad_norm.double()])
-        # One wait for the device a step.
-        numbers = torch.cat([scalars, l0_L, dead_L]).tolist()
-        L = config.lm.n_layers
-        (ce, l1, norm), l0, dead = numbers[:3], numbers[3 : 3 + L], numbers[3 + L :]
-        if not math.isfinite(ce + l1 + norm):
-            raise DivergedError(
-                f"step {step}: cross-entropy {ce}, L1 {l1}, gradient norm {norm}. The run has diverged; lower lr "
-                f"({config.lr:g}) or l1_coefficient ({config.l1_coefficient:g}). Checkpoints from before remain"
-            )
-        row: Row = {
+        known: Row = {
             "step": step,
             "tokens": step * config.tokens_per_step,
             "lr": lr,
             "l1_coefficient": l1_coefficient,
-            "loss": ce + l1_coefficient * l1,
+            "validation_loss": validation,
+        }
+        self._pending.append((known, torch.cat([scalars, l0_L, dead_L])))
+
+    def _fetch(self) -> list[Row]:
+        """Rows of the steps since the last call, from the device in one transfer."""
+        if not self._pending:
+            return []
+        names = columns(self.config.lm.n_layers)
+        numbers = torch.stack([values for _, values in self._pending]).tolist()
+        speed = len(numbers) * self.config.tokens_per_step / (time.perf_counter() - self._timed_from)
+        rows = []
+        for (known, _), values in zip(self._pending, numbers, strict=True):
+            row = self._row(known, values, speed)
+            rows.append({name: row[name] for name in names})
+        self._pending = []
+        self.history += rows
+        return rows
+
+    def _row(self, known: Row, values: list[float], speed: float) -> Row:
+        L = self.config.lm.n_layers
+        (ce, l1, norm), l0, dead = values[:3], values[3 : 3 + L], values[3 + L :]
+        if not math.isfinite(ce + l1 + norm):
+            raise DivergedError(
+                f"step {known['step']}: cross-entropy {ce}, L1 {l1}, gradient norm {norm}. The run has diverged; lower "
+                f"lr ({self.config.lr:g}) or l1_coefficient ({self.config.l1_coefficient:g}). Checkpoints from before "
+                "remain"
+            )
+        figures: Row = {
+            "loss": ce + known["l1_coefficient"] * l1,
             "cross_entropy": ce,
             "l1": l1,
             "l0": sum(l0) / L,
             "dead": sum(dead) / L,
             "grad_norm": norm,
-            "validation_loss": validation,
-            "tokens_per_second": config.tokens_per_step / (time.perf_counter() - begin),
+            "tokens_per_second": speed,
         }
-        return row | {f"l0_{i}": l0[i] for i in range(L)} | {f"dead_{i}": dead[i] for i in range(L)}
+        return known | figures | {f"l0_{i}": l0[i] for i in range(L)} | {f"dead_{i}": dead[i] for i in range(L)}
 
     def _gradients(self, l1_coefficient: float) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate the gradients of one step: mean cross-entropy, L1 per layer, activity per layer and neuron."""
         config = self.config
-        inputs, targets = self.order.batch(self.step)
+        inputs, targets = (self._to_device(array) for array in self.order.batch(self.step))
         L, H = config.lm.n_layers, config.lm.d_hidden
         cross_entropy = torch.zeros((), dtype=torch.float64, device=self.device)
         l1_L = torch.zeros(L, dtype=torch.float64, device=self.device)
         activity_LH = torch.zeros(L, H, dtype=torch.int64, device=self.device)
         for part in range(config.accumulation):
             rows = slice(part * config.batch_size, (part + 1) * config.batch_size)
-            tokens_BN, targets_BN = (torch.from_numpy(array[rows]).to(self.device) for array in (inputs, targets))
             with autocast(self.device, config.dtype):
-                output = self.model(tokens_BN, targets_BN, with_stats=True)
+                output = self.model(inputs[rows], targets[rows], with_stats=True, with_logits=False)
             part_l1_L = torch.stack([stats.l1 for stats in output.stats])
             # Parts hold equally many tokens, so the mean of their means is the mean over the step.
             loss = (output.loss + l1_coefficient * part_l1_L.mean()) / config.accumulation
@@ -271,31 +351,38 @@ class _Run:
             activity_LH += torch.stack([stats.activity for stats in output.stats])
         return cross_entropy, l1_L, activity_LH
 
+    def _to_device(self, array_BN: npt.NDArray[np.int64]) -> Tensor:
+        tensor = torch.from_numpy(array_BN)
+        if self.device.type != "cuda":
+            return tensor
+        # From page-locked memory the copy is queued like a kernel; torch keeps the memory until it is done.
+        return tensor.contiguous().pin_memory().to(self.device, non_blocking=True)
+
+
+def _move_aside(log: Path) -> Path | None:
+    """Rename a log with rows in it to the first free ``log-N.csv``."""
+    if not log.exists() or log.read_bytes().count(b"\n") < 2:
+        return None
+    aside = next(path for n in itertools.count(1) if not (path := log.with_name(f"log-{n}.csv")).exists())
+    shutil.move(log, aside)
+    return aside
+
+
+def _first_model(config: TrainConfig) -> LM:
+    model = LM(config.lm)  # Also where its weights are replaced: what follows is drawn after the same numbers.
+    if config.init is None:
+        return model
+    given = load_checkpoint(config.init)
+    if given.cfg != config.lm:
+        raise ConfigError(f"init={config.init!r} is a model of other sizes or options: {given.cfg}, not {config.lm}")
+    return given
+
 
 def _optimizer(model: LM, config: TrainConfig) -> torch.optim.Optimizer:
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     gains = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-
-
-def _tokens(split: str, given: TokenArray | None, config: TrainConfig) -> TokenArray:
-    if given is None:
-        tokenizer = Tokenizer.load()
-        if tokenizer.vocab_size > config.lm.vocab_size:
-            raise ConfigError(
-                f"vocab_size={config.lm.vocab_size}: the shipped tokenizer has {tokenizer.vocab_size} entries; "
-                "enlarge the model's vocabulary or give tokens of another tokenizer"
-            )
-        return load_tokens(split, tokenizer)
-    if given.ndim != 1 or given.dtype not in (np.uint16, np.uint32):
-        raise ConfigError(f"{split}_tokens is {given.dtype} {given.shape}: uint16 or uint32 [n_tokens] is needed")
-    if given.size and int(given.max()) >= config.lm.vocab_size:
-        raise ConfigError(
-            f"{split}_tokens holds id {int(given.max())}: the model knows 0 to {config.lm.vocab_size - 1}; "
-            "set vocab_size to the tokenizer's"
-        )
-    return given
 
 
 def _device(name: str) -> torch.device:
@@ -321,25 +408,3 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _bar(steps: int, done: int, *, shown: bool) -> Iterator[Callable[[Row], None]]:
-    """A function that shows one more step on a progress bar."""
-    if not shown:
-        yield lambda row: None
-        return
-    from tqdm.auto import tqdm
-
-    bar: Any = tqdm(total=steps, initial=done, desc="train", unit="step")
-
-    def advance(row: Row) -> None:
-        bar.set_postfix(
-            loss=f"{row['cross_entropy']:.3f}", L0=f"{row['l0']:.1f}", dead=f"{row['dead']:.0%}", refresh=False
-        )
-        bar.update()
-
-    try:
-        yield advance
-    finally:
-        bar.close()

@@ -111,12 +111,13 @@ def evaluate(
         starts = windows[first : first + batch_size, None] * seq_len
         block = torch.from_numpy(tokens[starts + np.arange(seq_len + 1)].astype(np.int64)).to(device)
         inputs_BN, targets_BN = block[:, :-1], block[:, 1:]
-        with autocast(device, dtype):
-            output = model(inputs_BN, targets_BN, with_stats=True)
+        with autocast(device, dtype), _uncompiled(model):
+            output = model(inputs_BN, targets_BN, with_stats=True, with_logits=False)
             loss_sum += output.loss.double() * len(starts)
             activity_LH += torch.stack([stats.activity for stats in output.stats])
             if without_ffn:
-                without_sum += model(inputs_BN, targets_BN, skip_ffn=True).loss.double() * len(starts)
+                output = model(inputs_BN, targets_BN, skip_ffn=True, with_logits=False)
+                without_sum += output.loss.double() * len(starts)
     n_tokens = take * seq_len
     return Evaluation(
         loss=loss_sum.item() / take,
@@ -130,3 +131,9 @@ def evaluate(
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[object]:
     """Compute matrix products in bfloat16 where asked for."""
     return torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+
+
+def _uncompiled(model: LM) -> AbstractContextManager[object]:
+    """Shapes differ from those of training: compiled layers would be compiled anew for each."""
+    compiled = any(getattr(layer, "_compiled_call_impl", None) is not None for layer in model.layers)
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
