@@ -155,8 +155,13 @@ export function mount(el, source) {
   seen.observe(root);
   // JupyterLab names its theme on the body, before or after its styles have come; elsewhere the system's preference
   // changes.
-  const themes = new MutationObserver(view.redraw);
-  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  let styling = 0;
+  const themes = new MutationObserver(() => {
+    view.redraw();
+    clearTimeout(styling);
+    styling = setTimeout(view.redraw, 400);
+  });
+  themes.observe(document.body, { childList: true, attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
   themes.observe(document.head, { childList: true });
   const styled = (event) => { if (event.target.nodeName === "LINK") view.redraw(); };
   document.addEventListener("load", styled, true);
@@ -169,6 +174,7 @@ export function mount(el, source) {
     sizes.disconnect();
     seen.disconnect();
     clearTimeout(telling);
+    clearTimeout(styling);
     themes.disconnect();
     document.removeEventListener("load", styled, true);
     preference.removeEventListener("change", view.redraw);
@@ -334,7 +340,7 @@ function gridView(view) {
         pen.translate(x, TOP + high + 5);
         pen.rotate(-Math.PI / 2);
         pen.font = `${c === col ? "bold " : ""}11px system-ui, sans-serif`;
-        pen.fillText(short(view.spec.cols[c], 12), 0, 0);
+        pen.fillText(short(view.spec.cols[c], 11), 0, 0);
         pen.restore();
       }
     } else {
@@ -486,7 +492,11 @@ function linesView(view) {
     if (low === high) [low, high] = log ? [low / 2, high * 2] : [low, high + 1];
     const to = log ? Math.log : (v) => v, [a, b] = [to(low), to(high)];
     const ticks = [];
-    if (log) {
+    if (log && values === view.xs) {
+      // Positions and blocks are read in doublings.
+      for (let power = Math.ceil(Math.log2(low) - 1e-9); 2 ** power <= high * 1.001; power++) ticks.push(2 ** power);
+      if (ticks.length < 2) ticks.splice(0, ticks.length, low, high);
+    } else if (log) {
       for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
         for (const step of high / low < 50 ? [1, 2, 5] : [1]) {
           const tick = step * 10 ** power;
@@ -569,7 +579,9 @@ function linesView(view) {
       pen2.strokeStyle = colours.series[i % colours.series.length];
       pen2.lineWidth = 3;
       pen2.setLineDash(DASHES[i % DASHES.length]);
-      pen2.strokeRect(0, 5, 34, 0);
+      pen2.moveTo(0, 5);
+      pen2.lineTo(34, 5);
+      pen2.stroke();
       item.append(swatch, line.name);
       return item;
     }));

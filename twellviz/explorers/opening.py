@@ -56,7 +56,7 @@ def explore(
     Explorer of nano: 4 layers, 3840 tokens; layer 1, token 5
     >>> model = load_checkpoint(data_path("nano/model.safetensors"))
     >>> explore(model, Tokenizer.load(), "The king of France", layer=2).trace.n_tokens
-    4
+    5
     """
     return Explorer(recorded(trace, tokenizer, text, max_tokens), layer=layer, token=token)
 
