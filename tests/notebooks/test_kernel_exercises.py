@@ -95,6 +95,36 @@ def grid_sum_one_too_far(total: Any, a: Any) -> None:
     cuda.atomic.add(total, 0, mine)
 
 
+def relu_each_for_all(out: Any, a: Any) -> None:
+    for i in range(a.size):
+        value = a[i]
+        if value <= 0:
+            value = float32(0)
+        out[i] = value
+
+
+def grid_sum_atomic_a_cell(total: Any, a: Any) -> None:
+    for i in range(cuda.grid(1), a.size, cuda.gridsize(1)):
+        cuda.atomic.add(total, 0, a[i])
+
+
+def grid_sum_by_one(total: Any, a: Any) -> None:
+    if cuda.grid(1) == 0:
+        mine = int32(0)
+        for i in range(a.size):
+            mine += a[i]
+        total[0] = mine
+
+
+def grid_sum_three_strides(total: Any, a: Any) -> None:
+    mine = int32(0)
+    for k in range(3):
+        i = cuda.grid(1) + k * cuda.gridsize(1)
+        if i < a.size:
+            mine += a[i]
+    cuda.atomic.add(total, 0, mine)
+
+
 def grid_sum_stride_of_a_block(total: Any, a: Any) -> None:
     mine = int32(0)
     for i in range(cuda.grid(1), a.size, cuda.blockDim.x):
@@ -374,11 +404,15 @@ WRONG: list[tuple[str, Answer, str, str]] = [
     ("4.1", relu_reversed, "wrong index", r"belongs at out\["),
     ("4.1", relu_drops_nan, "wrong value", r"out\[17\]: expected nan, found 0"),
     ("4.1", relu_leaves_zeros_out, "unwritten output", "nothing wrote"),
+    ("4.1", relu_each_for_all, "right and too costly", r"out\[0\] is written 16 times"),
     ("4.2", grid_sum_race, "race", r"total\[0\].*cuda.atomic.add"),
     ("4.2", grid_sum_one_round, "wrong value", r"total\[0\]"),
     ("4.2", grid_sum_one_too_far, "out of range", r"reads a\[128\]"),
     ("4.2", grid_sum_stride_of_a_block, "wrong value", r"total\[0\]"),
-    ("4.2", grid_sum_whole_strides_only, "wrong value", "size 150"),
+    ("4.2", grid_sum_whole_strides_only, "wrong value", "size 333"),
+    ("4.2", grid_sum_three_strides, "wrong value", "size 333"),
+    ("4.2", grid_sum_atomic_a_cell, "right and too costly", "128 atomics by 64 threads"),
+    ("4.2", grid_sum_by_one, "right and too costly", "without an atomic"),
     ("4.2", grid_sum_overwrites, "changed input", r"a is an input"),
     ("4.3", transpose_conflicts, "right and too costly", "32 passes for one warp.*one column more"),
     ("4.3", transpose_directly, "right and too costly", "write of out.*32 bytes"),

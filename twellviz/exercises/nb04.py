@@ -58,6 +58,32 @@ def _packed(columns: NDArray[np.int32], count: Any, gate: NDArray[np.float32]) -
     return {"columns": columns, "count": active_MH.sum(1)}
 
 
+def _relu_costs(trace: KernelTrace) -> str:
+    """Each cell belongs to one thread."""
+    written = trace.accesses().query("array == 'out' and operation == 'write'")
+    twice = written.groupby("index").size()
+    if (twice > 1).any():
+        return (
+            f"out[{_flat(twice.idxmax())}] is written {twice.max()} times, with the same number each time and most of "
+            "the work in vain. Let thread cuda.grid(1) write its own cell alone"
+        )
+    return ""
+
+
+def _sum_costs(trace: KernelTrace) -> str:
+    """One atomic for each thread at most, and nothing else touches the total."""
+    touched = trace.accesses().query("array == 'total'")
+    if (touched["operation"] != "atomic").any():
+        return "total is read or written without an atomic: let every thread add its own sum by cuda.atomic.add"
+    threads = SUM_BLOCKS * SUM_THREADS
+    if len(touched) > threads:
+        return (
+            f"{len(touched)} atomics by {threads} threads: they queue for one cell. Add up in a variable first, then "
+            "one cuda.atomic.add a thread"
+        )
+    return ""
+
+
 def _transpose_costs(trace: KernelTrace) -> str:
     """Both global arrays must be walked along their rows, and the banks of shared memory must not collide."""
     memory = coalescing(trace)
@@ -80,6 +106,11 @@ def _transpose_costs(trace: KernelTrace) -> str:
     return ""
 
 
+def _flat(index: Any) -> str:
+    """An index as it stands between brackets."""
+    return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
+
+
 def _first(table: pd.DataFrame) -> dict[str, Any]:
     return {str(name): value for name, value in table.iloc[0].items()}
 
@@ -92,6 +123,7 @@ SHEET = KernelSheet(
             reference=_relu,
             launch=lambda n: (_ceil(n, 8), 8),
             sizes=(16, 21),
+            costs=_relu_costs,
             hint="`i = cuda.grid(1)` is the thread's number in the whole launch. The launch may have more threads than "
             "cells: do nothing where i >= a.size. `a[i] <= 0` is False for NaN, which stays as it is.",
         ),
@@ -100,7 +132,8 @@ SHEET = KernelSheet(
             make=lambda n: {"total": np.zeros(1, np.int32), "a": _distinct(n)},
             reference=lambda total, a: {"total": a.sum(keepdims=True)},
             launch=lambda n: (SUM_BLOCKS, SUM_THREADS),
-            sizes=(128, 150),
+            sizes=(128, 333),
+            costs=_sum_costs,
             hint="Start at cuda.grid(1) and go on in steps of cuda.gridsize(1), the number of all threads, while the "
             "index is below a.size. Add up in a variable of your own first; then one cuda.atomic.add(total, 0, ...) a "
             "thread.",
