@@ -288,6 +288,8 @@ def test_export_measures_the_written_file(tmp_path: Path) -> None:
     assert record["held_out"]["l0_per_layer"] == [round(l0, 2) for l0 in written.l0_L]
     assert record["loss_at_start"] == pytest.approx(math.log(40), abs=0.1)
     assert record["command"] == "made by hand"
+    assert record["tokens_per_second"] == pytest.approx(20 * 64 / result.seconds, abs=1)
+    assert record["mfu"] is None
     with pytest.raises(ConfigError, match="storage='int8'"):
         export_model(result, tmp_path, tokenizer=Tokenizer.load(), validation_tokens=HELD_OUT, storage="int8")
 

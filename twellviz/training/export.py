@@ -83,6 +83,8 @@ def export_model(
         "loss_at_start": _loss_at_start(config, validation_tokens),
         "machine": _machine(config, written),
         "training_seconds": round(result.seconds, 1),
+        "tokens_per_second": round(config.steps * config.tokens_per_step / result.seconds),
+        "mfu": None if result.mfu is None else round(result.mfu, 4),
         "date": datetime.now(UTC).date().isoformat(),
     }
     write_text_atomically(folder / "training.json", json.dumps(record, indent=1) + "\n")
