@@ -1,6 +1,6 @@
 # Two commands do everything, their own set-up included:
 #   make notebooks   run every notebook on the CPU, leave executed copies and HTML under build/
-#   make test        ruff, mypy, pytest, nbval
+#   make test        ruff, mypy, pytest, nbval, and JupyterLab in a browser where there is one
 # On a Linux machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small build of torch.
 
 PYTHON ?= python3
@@ -9,11 +9,11 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help notebooks test lab lint unit nbval bench clean
+.PHONY: help notebooks test lab lint unit nbval browser bench clean
 
 help:
 	@echo "make notebooks  run every notebook on the CPU; executed copies and HTML go to build/notebooks"
-	@echo "make test       ruff, mypy, pytest, nbval"
+	@echo "make test       ruff, mypy, pytest, nbval; JupyterLab in Chromium, where it is installed"
 	@echo "make lab        open JupyterLab on the notebooks"
 	@echo "make bench      check and time the feed-forward kernels on this CPU"
 	@echo "make clean      remove build/ and the virtual environment"
@@ -32,7 +32,7 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 notebooks: $(BIN)/.installed
 	$(BIN)/python -m twellviz notebooks --out build/notebooks
 
-test: lint unit nbval
+test: lint unit nbval browser
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .
@@ -41,10 +41,13 @@ lint: $(BIN)/.installed
 
 unit: $(BIN)/.installed
 	$(BIN)/python -m pytest --doctest-modules kernels/twell twellviz
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --ignore=tests/browser
 
 nbval: $(BIN)/.installed
 	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg notebooks
+
+browser: $(BIN)/.installed
+	$(BIN)/python -m pytest tests/browser
 
 lab: $(BIN)/.installed
 	$(BIN)/jupyter lab --notebook-dir=notebooks

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from twellviz.traces.trace import Context, Trace
@@ -34,8 +35,8 @@ class StripToken:
         Active neurons in the chosen layer.
     shade : float
         0 to 1, logarithmic in the count, 1 at the layer's largest.
-    title : str
-        Count in every layer, in words.
+    counts_L : list of int
+        Active neurons in every layer.
     """
 
     index: int
@@ -43,7 +44,13 @@ class StripToken:
     breaks: bool
     count: int
     shade: float
-    title: str
+    counts_L: list[int]
+
+    @property
+    def title(self) -> str:
+        """Count in every layer, in words."""
+        counts = ", ".join(f"layer {layer}: {count}" for layer, count in enumerate(self.counts_L))
+        return f"token {self.index}, active neurons: {counts}"
 
 
 @dataclass(frozen=True)
@@ -88,14 +95,29 @@ class Neighbour(NamedTuple):
 class View:
     """Everything shown for one layer and token."""
 
+    trace: Trace
     layer: int
     token: int
     strip: list[StripToken]
     notice: str
     counts_L: list[int]
-    neurons: list[NeuronRow]
     n_active: int
     n_hidden: int
+
+    @cached_property
+    def neurons(self) -> list[NeuronRow]:
+        """The strongest neurons, strongest first; found when they are first asked for."""
+        trace, layer = self.trace, self.layer
+        ids, strengths = trace.top_neurons(layer, self.token, TOP_NEURONS)
+        return [
+            NeuronRow(
+                int(neuron),
+                float(strength),
+                float(trace.activity_LH[layer, neuron]) / trace.n_tokens,
+                [trace.context(int(where)) for where in trace.top_tokens(layer, int(neuron), TOP_TOKENS)[0]],
+            )
+            for neuron, strength in zip(ids, strengths, strict=True)
+        ]
 
 
 def view_of(trace: Trace, layer: int, token: int) -> View:
@@ -111,24 +133,15 @@ def view_of(trace: Trace, layer: int, token: int) -> View:
     TraceError
         The trace has no such layer or token.
     """
-    ids, strengths = trace.top_neurons(layer, token, TOP_NEURONS)
-    neurons = [
-        NeuronRow(
-            int(neuron),
-            float(strength),
-            float(trace.activity_LH[layer, neuron]) / trace.n_tokens,
-            [trace.context(int(where)) for where in trace.top_tokens(layer, int(neuron), TOP_TOKENS)[0]],
-        )
-        for neuron, strength in zip(ids, strengths, strict=True)
-    ]
+    trace.active(layer, token)  # raises where there is no such place
     strip, notice = _strip(trace, layer, token)
     return View(
+        trace=trace,
         layer=layer,
         token=token,
         strip=strip,
         notice=notice,
         counts_L=[int(count) for count in trace.counts_LM[:, token]],
-        neurons=neurons,
         n_active=int(trace.counts_LM[layer, token]),
         n_hidden=trace.n_hidden,
     )
@@ -193,7 +206,6 @@ def _strip(trace: Trace, layer: int, token: int) -> tuple[list[StripToken], str]
     strip = []
     for index, counts_L in zip(range(start, stop), trace.counts_LM[:, start:stop].T.tolist(), strict=True):
         shown = trace.token_texts[index]
-        counts = ", ".join(f"layer {i}: {count}" for i, count in enumerate(counts_L))
         count = counts_L[layer]
         strip.append(
             StripToken(
@@ -202,7 +214,7 @@ def _strip(trace: Trace, layer: int, token: int) -> tuple[list[StripToken], str]
                 breaks=not shown.special and "\n" in shown.text and shown.piece == shown.pieces,
                 count=count,
                 shade=shade_of(count, largest),
-                title=f"token {index}, active neurons: {counts}",
+                counts_L=counts_L,
             )
         )
     sequence = int(trace.sequence_M[token])
