@@ -146,6 +146,12 @@ CELLS = {
         "comparison = compare(sample_trace(), sample_trace(n_hidden=300), names=('a', 'b'))\n"
         "comparison"
     ),
+    "nano": (
+        "from twellviz.data import data_path\n"
+        "from twellviz.traces import Trace\n"
+        "nano = explore(Trace.load(data_path('nano/trace.safetensors')), layer=1, token=700)\n"
+        "nano"
+    ),
     "big": "big = explore(big_trace(28, 2048, 5632))\nbig",
 }
 

@@ -84,7 +84,7 @@ class Page:
     def screenshot(self, element: WebElement, path: Path) -> None:
         """Keep a picture of an element."""
         self.into_view(element)
-        time.sleep(0.2)
+        time.sleep(0.6)
         path.write_bytes(element.screenshot_as_png)
 
     def forget(self) -> None:
@@ -97,10 +97,14 @@ class Page:
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
     def traffic(self) -> tuple[set[str], int]:
-        """Addresses that were asked, and the bytes that came in over web sockets, since the last look."""
+        """Addresses that were asked, and the bytes that came in over web sockets, since the last look, in this tab."""
         addresses, received = set(), 0
         for entry in self.driver.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
+            logged = json.loads(entry["message"])
+            message = logged["message"]
+            # Other tabs are logged too.
+            if logged.get("webview") != self.driver.current_window_handle:
+                continue
             if message["method"] == "Network.requestWillBeSent":
                 addresses.add(message["params"]["request"]["url"])
             if message["method"] == "Network.webSocketFrameReceived":

@@ -141,14 +141,17 @@ class Comparison:
         return panels.unions(trace, self.layer.value)
 
     def _lines(self, first: Lines, second: Lines, kept: tuple[str, ...] | None = None) -> Lines:
-        """The lines of two charts in one, each named after its trace; shares of neurons, where the widths differ."""
+        """The lines of two charts in one, each named after its trace."""
         lines = tuple(
             Line(f"{name}: {line.name}", line.x, line.y)
             for name, chart in zip(self.names, (first, second), strict=True)
             for line in chart.lines
             if kept is None or line.name in kept
         )
-        return replace(first, lines=lines, notice="", chooses=False)
+        # "(of 512)" is said of both only where it holds for both.
+        y_name = first.y_name if first.y_name == second.y_name else first.y_name.split(" (of")[0]
+        title = first.title if first.title == second.title else first.title.split(" on these")[0]
+        return replace(first, title=title, y_name=y_name, lines=lines, notice="", chooses=False)
 
     def _difference(self) -> Grid:
         start, stop = panels.window(self.a, self.token.value)

@@ -121,6 +121,7 @@ export function mount(el, source) {
   let telling = 0;
   view.tell = (make) => {
     clearTimeout(telling);
+    clearTimeout(styling);
     telling = setTimeout(() => view.heard.replaceChildren(...make()), 150);
   };
   view.redraw = () => { waiting ||= requestAnimationFrame(paint); };
@@ -155,8 +156,13 @@ export function mount(el, source) {
   seen.observe(root);
   // JupyterLab names its theme on the body, before or after its styles have come; elsewhere the system's preference
   // changes.
-  const themes = new MutationObserver(view.redraw);
-  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  let styling = 0;
+  const themes = new MutationObserver(() => {
+    view.redraw();
+    clearTimeout(styling);
+    styling = setTimeout(view.redraw, 400);
+  });
+  themes.observe(document.body, { childList: true, attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
   themes.observe(document.head, { childList: true });
   const styled = (event) => { if (event.target.nodeName === "LINK") view.redraw(); };
   document.addEventListener("load", styled, true);
@@ -486,7 +492,11 @@ function linesView(view) {
     if (low === high) [low, high] = log ? [low / 2, high * 2] : [low, high + 1];
     const to = log ? Math.log : (v) => v, [a, b] = [to(low), to(high)];
     const ticks = [];
-    if (log) {
+    if (log && values === view.xs) {
+      // Positions and blocks are read in doublings.
+      for (let power = Math.ceil(Math.log2(low) - 1e-9); 2 ** power <= high * 1.001; power++) ticks.push(2 ** power);
+      if (ticks.length < 2) ticks.splice(0, ticks.length, low, high);
+    } else if (log) {
       for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
         for (const step of high / low < 50 ? [1, 2, 5] : [1]) {
           const tick = step * 10 ** power;
