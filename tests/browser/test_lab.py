@@ -337,7 +337,8 @@ def test_a_click_in_a_large_trace_is_fast_and_small(views: Lab, capsys: pytest.C
         with capsys.disabled():
             print(
                 f"\n2,048 tokens x 28 layers x 5,632 neurons: click to paint median {medians[-1]:.0f} ms, fastest "
-                f"{times[0]:.0f}, slowest {times[-1]:.0f} ms; {per_click / 1e3:.0f} kB received a click; load {load:.1f} a core"
+                f"{times[0]:.0f}, slowest {times[-1]:.0f} ms; {per_click / 1e3:.0f} kB received a click; "
+                f"load {load:.1f} a core"
             )
         if medians[-1] < limit:
             break

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 
 from tests.trace_samples import HOSTILE, activations, big_trace, hostile_trace, sample_trace, trace_of
 from twellviz.data import Tokenizer, data_path
-from twellviz.errors import ConfigError, TraceError
+from twellviz.errors import ConfigError, TextError, TraceError
 from twellviz.explorers import compare, explore, explore_layouts, panels, play
 from twellviz.explorers.canvas import CanvasView
 from twellviz.models import load_checkpoint
@@ -195,6 +195,8 @@ def test_a_model_is_recorded_on_the_spot() -> None:
     assert explorer.layer.value == 3
     with pytest.warns(UserWarning, match="max_tokens"):
         assert explore(model, tokenizer, "word " * 100, max_tokens=8).trace.n_tokens == 8
+    with pytest.raises(TextError):
+        explore(model, tokenizer, "")
     with pytest.raises(TraceError, match="a model, its tokenizer and a text"):
         explore(model)
     with pytest.raises(TraceError, match="alone, or a model"):

@@ -121,7 +121,6 @@ export function mount(el, source) {
   let telling = 0;
   view.tell = (make) => {
     clearTimeout(telling);
-    clearTimeout(styling);
     telling = setTimeout(() => view.heard.replaceChildren(...make()), 150);
   };
   view.redraw = () => { waiting ||= requestAnimationFrame(paint); };
@@ -175,6 +174,7 @@ export function mount(el, source) {
     sizes.disconnect();
     seen.disconnect();
     clearTimeout(telling);
+    clearTimeout(styling);
     themes.disconnect();
     document.removeEventListener("load", styled, true);
     preference.removeEventListener("change", view.redraw);
@@ -340,7 +340,7 @@ function gridView(view) {
         pen.translate(x, TOP + high + 5);
         pen.rotate(-Math.PI / 2);
         pen.font = `${c === col ? "bold " : ""}11px system-ui, sans-serif`;
-        pen.fillText(short(view.spec.cols[c], 12), 0, 0);
+        pen.fillText(short(view.spec.cols[c], 11), 0, 0);
         pen.restore();
       }
     } else {
@@ -579,7 +579,9 @@ function linesView(view) {
       pen2.strokeStyle = colours.series[i % colours.series.length];
       pen2.lineWidth = 3;
       pen2.setLineDash(DASHES[i % DASHES.length]);
-      pen2.strokeRect(0, 5, 34, 0);
+      pen2.moveTo(0, 5);
+      pen2.lineTo(34, 5);
+      pen2.stroke();
       item.append(swatch, line.name);
       return item;
     }));
