@@ -96,7 +96,7 @@ def test_notebook_10_runs_and_every_control_changes_what_is_drawn(ten: Lab) -> N
     before = heat()
     shown.changes(lambda: page.click_at(canvas, 400, 12), shown.text, "a click in the heatmap")
     page.wait(lambda: heat() != before, "the heatmap to follow")
-    assert "layer 0: " in page.one("b", shown.box).text
+    page.wait(lambda: "layer 0: " in page.one("b", shown.box).text, "layer 0 to be named")
     # Counts beside the tokens; the search.
     box = page.one("input[type=checkbox]", shown.box)
     shown.changes(box.click, lambda: len(page.all("sub", shown.box)), "the numbers")
