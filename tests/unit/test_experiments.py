@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 import tarfile
@@ -52,8 +53,10 @@ def test_the_large_run_writes_all_it_promises_when_its_time_is_up(
     arguments = ["--text", str(tmp_path), "--out", str(out), "--smoke", "--steps", "100000", "--reserve", "0"]
     monkeypatch.setattr(sys, "argv", ["run_05b.py", *arguments, "--deadline-minutes", "0.05"])
     assert script("run_05b.py")["main"]() == 0
-    assert '"stopped": "SIGTERM"' in (out / "run.json").read_text()
-    assert 1 <= len(read_log(out / "log.csv")) <= 20
+    run = json.loads((out / "run.json").read_text())
+    assert run["stopped"] == "SIGTERM"
+    # How many steps fit into the three seconds is the machine's affair; that it stopped long before the end is not.
+    assert 1 <= run["steps_done"] == len(read_log(out / "log.csv")) < 10_000
     counts = load_file(out / "counts.safetensors")
     assert counts["counts_LM"].shape[0] == 2
     assert counts["counts_LM"].sum() == pytest.approx(counts["word_sum_LV"].sum(), rel=1e-6)
