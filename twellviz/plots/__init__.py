@@ -14,7 +14,14 @@ from twellviz._lazy import lazy
 if TYPE_CHECKING:
     from twellviz.plots.alternative import describe
     from twellviz.plots.heatmap import heatmap_table, layer_token_heatmap
-    from twellviz.plots.layouts import compare_layouts, dense_layout, ell_layout, hybrid_layout, twell_layout
+    from twellviz.plots.layouts import (
+        compare_layouts,
+        dense_layout,
+        ell_layout,
+        hybrid_layout,
+        tile_union_layout,
+        twell_layout,
+    )
     from twellviz.plots.profiles import layer_profile, layer_profile_table, position_profile, position_profile_table
     from twellviz.plots.roof import roofline, roofline_table
     from twellviz.plots.slots import bytes_table, layout_table
@@ -44,6 +51,7 @@ _WHERE = {
     "roofline": "roof",
     "roofline_table": "roof",
     "sparsity_by_coefficient": "sweep",
+    "tile_union_layout": "layouts",
     "training_curves": "training",
     "training_table": "training",
     "twell_layout": "layouts",
@@ -71,6 +79,7 @@ __all__ = [
     "roofline",
     "roofline_table",
     "sparsity_by_coefficient",
+    "tile_union_layout",
     "training_curves",
     "training_table",
     "twell_layout",

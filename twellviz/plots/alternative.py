@@ -15,6 +15,7 @@ _SENTENCES: dict[Callable[..., Any], Callable[..., str]] = {
     layouts.dense_layout: partial(layouts.describe_layout, "dense"),
     layouts.ell_layout: partial(layouts.describe_layout, "ELL"),
     layouts.hybrid_layout: partial(layouts.describe_layout, "Hybrid"),
+    layouts.tile_union_layout: partial(layouts.describe_layout, "TileUnion"),
     layouts.twell_layout: partial(layouts.describe_layout, "TwELL"),
     profiles.layer_profile: profiles.describe_layer_profile,
     profiles.position_profile: profiles.describe_position_profile,
