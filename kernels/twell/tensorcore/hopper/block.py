@@ -94,6 +94,11 @@ def gate_pack(x_MD: Tensor, gate_HD: Tensor, *, compression: int = 8, overflow: 
     check_overflow(overflow)
     x_MD, gate_HD = _checked(x_MD, gate_HD)
     packed = pack(x_MD, gate_HD, compression, clear=True)
+    return to_twell(packed, n_hidden=gate_HD.shape[0], overflow=overflow)
+
+
+def to_twell(packed: Packed, *, n_hidden: int, overflow: str = "spill") -> TwELL:
+    """What :func:`pack` made as a format with its rules; see :func:`gate_pack`."""
 
     def fill(spill_start_M: Tensor, spill_tile_K: Tensor, spill_values_KT: Tensor) -> None:
         row_K, tile_K = (packed.words_MNS[..., 0] >= packed.words_MNS.shape[2]).nonzero(as_tuple=True)
@@ -104,8 +109,8 @@ def gate_pack(x_MD: Tensor, gate_HD: Tensor, *, compression: int = 8, overflow: 
         packed.words_MNS,
         packed.over_M,
         fill,
-        n_hidden=gate_HD.shape[0],
-        value_dtype=x_MD.dtype,
+        n_hidden=n_hidden,
+        value_dtype=packed.spilled_ML.dtype,
         overflow=overflow,
     )
 
@@ -135,7 +140,8 @@ def gated_ffn(x_MD: Tensor, gate_HD: Tensor, up_HD: Tensor, down_HD: Tensor, *, 
     x_MD, gate_HD = _checked(x_MD, gate_HD)
     for weight_HD, name in ((up_HD, "up_HD"), (down_HD, "down_HD")):
         check_weight(weight_HD, name, width=width, n_hidden=gate_HD.shape[0], like=x_MD)
-    return _through_unions(x_MD, gate_HD, _padded(up_HD), _padded(down_HD), block)[:, :width].contiguous()
+    y_MD = through_unions(x_MD, pack(x_MD, gate_HD), _padded(up_HD), _padded(down_HD), block=block)
+    return y_MD[:, :width].contiguous()
 
 
 def ffn(x_MD: Tensor, up_HD: Tensor, down_HD: Tensor, *, block: int = 128) -> Tensor:
@@ -143,7 +149,8 @@ def ffn(x_MD: Tensor, up_HD: Tensor, down_HD: Tensor, *, block: int = 128) -> Te
     width = down_HD.shape[-1]
     check_weight(down_HD, "down_HD", width=width, n_hidden=up_HD.shape[0], like=x_MD)
     x_MD, up_HD = _checked(x_MD, up_HD)
-    return _through_unions(x_MD, up_HD, None, _padded(down_HD), block)[:, :width].contiguous()
+    y_MD = through_unions(x_MD, pack(x_MD, up_HD), None, _padded(down_HD), block=block)
+    return y_MD[:, :width].contiguous()
 
 
 def pack(x_MD: Tensor, gate_HD: Tensor, compression: int = COMPRESSION, *, clear: bool = False) -> Packed:
@@ -174,14 +181,26 @@ def pack(x_MD: Tensor, gate_HD: Tensor, compression: int = COMPRESSION, *, clear
     return Packed(words_MNS, over_M, spilled_ML)
 
 
-def _through_unions(x_MD: Tensor, gate_HD: Tensor, up_HD: Tensor | None, down_HD: Tensor, block: int) -> Tensor:
+def through_unions(x_MD: Tensor, packed: Packed, up_HD: Tensor | None, down_HD: Tensor, *, block: int) -> Tensor:
+    """Unions, up (where there is one) and down from packed gate values; the arrays padded to whole 16 bytes.
+
+    Parameters
+    ----------
+    x_MD : Tensor, bfloat16 or float16 [M, D]
+    packed : Packed
+    up_HD, down_HD : Tensor, dtype of ``x_MD`` [H, D]
+    block : {128, 64}
+
+    Raises
+    ------
+    OptionError
+    """
     if block not in BLOCKS:
         raise OptionError(f"block={block!r}: choose one of {', '.join(map(str, BLOCKS))}")
-    n_tokens, n_hidden = x_MD.shape[0], gate_HD.shape[0]
+    n_tokens, n_hidden = x_MD.shape[0], down_HD.shape[0]
     y_MD = torch.empty(n_tokens, down_HD.shape[1], dtype=x_MD.dtype, device=x_MD.device)
     if n_tokens == 0:
         return y_MD
-    packed = pack(x_MD, gate_HD)
     n_unions = -(-n_tokens // block)
     counts = torch.zeros(2 * n_unions + 2, dtype=torch.int32, device=x_MD.device)
     counts_U, tiles_U, ended = counts[:n_unions], counts[n_unions : 2 * n_unions + 1], counts[2 * n_unions + 1 :]
