@@ -78,9 +78,9 @@ def _dot_costs(trace: KernelTrace) -> str:
     )
     fair = -(-int(reads.sum()) // (4 * LANES))
     if reads.max() > 2 * fair:
-        block, thread = reads.idxmax()
+        worst: Any = reads.idxmax()
         return (
-            f"thread {thread} of block {block} reads {reads.max()} values of up, where {LANES} threads that share them "
+            f"thread {worst[1]} of block {worst[0]} reads {reads.max()} values of up, where {LANES} threads that share them "
             f"read {fair} each: let lane l take columns l, l + {LANES} and so on"
         )
     return ""
