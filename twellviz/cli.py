@@ -37,6 +37,7 @@ COMMANDS = {
             "twellviz train --out runs/nano",
             "twellviz train --preset micro --steps 2000 --l1 5e-4 --checkpoint-interval 100 --out runs/micro",
             "twellviz train --resume runs/micro",
+            "torchrun --standalone --nproc-per-node 2 -m twellviz train --preset 0.5b --dtype bfloat16 --out runs/0.5b",
         ),
     ),
     "tokenize": Command(
