@@ -8,13 +8,10 @@ Letters: B sequences, N positions, L layers, H hidden width.
 
 from __future__ import annotations
 
-import itertools
 import math
-import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twellviz._machine import torch_threads
 from twellviz.data.order import WindowOrder
 from twellviz.data.token_map import TokenMap
 from twellviz.data.tokens import TokenArray
@@ -36,11 +34,12 @@ from twellviz.training.history import CsvLog, Row, columns
 from twellviz.training.inputs import Text, training_texts
 from twellviz.training.measure import Evaluation, autocast, evaluate
 from twellviz.training.mfu import device_peak, flops_per_token
+from twellviz.training.optimizer import adamw
 from twellviz.training.progress import TensorBoard, progress_bar, say
 from twellviz.training.reinit import reinitialise_dead_gates
 from twellviz.training.shards import shard, whole, whole_model
 from twellviz.training.signals import StopRequest
-from twellviz.training.state import checkpoints, restore_newest, save_state, write_config
+from twellviz.training.state import checkpoints, move_aside, restore_newest, save_state, write_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +142,7 @@ def train(
         Another process has failed, or they found different checkpoints.
     """
     train_text, validation_text = training_texts(train_tokens, validation_tokens, config)
-    with processes(config.device, timeout=config.process_timeout) as (ranks, device), _threads(config.threads):
+    with processes(config.device, timeout=config.process_timeout) as (ranks, device), torch_threads(config.threads):
         shown = progress and ranks.first
         run = _Run(config, train_text, validation_text.tokens, device, ranks, resume=resume)
         try:
@@ -191,7 +190,7 @@ class _Run:
                 layer.compile(dynamic=False)
         low_precision = config.dtype == "bfloat16" and device.type == "cuda"
         self.model = shard(self.model, device, ranks, low_precision=low_precision)
-        self.optimizer = _optimizer(self.model, config)
+        self.optimizer = adamw(self.model, config)
         self.log_interval = config.log_interval or (10 if device.type == "cuda" else 1)
         self.history: list[Row] = []
         self.step = 0
@@ -219,7 +218,7 @@ class _Run:
     def _prepare(self, folder: Path, log: Path, resume: bool) -> None:
         """Begin or go on with the folder's files: rank 0."""
         if resume and not self.step:
-            aside = _move_aside(log)
+            aside = move_aside(log)
             warnings.warn(
                 f"{folder} holds no finished checkpoint: the run starts anew"
                 + (f"; its log so far is now {aside.name}" if aside else ""),
@@ -391,15 +390,6 @@ class _Run:
         return tensor.contiguous().pin_memory().to(self.device, non_blocking=True)
 
 
-def _move_aside(log: Path) -> Path | None:
-    """Rename a log with rows in it to the first free ``log-N.csv``."""
-    if not log.exists() or log.read_bytes().count(b"\n") < 2:
-        return None
-    aside = next(path for n in itertools.count(1) if not (path := log.with_name(f"log-{n}.csv")).exists())
-    shutil.move(log, aside)
-    return aside
-
-
 def _first_model(config: TrainConfig) -> LM:
     model = LM(config.lm)  # Also where its weights are replaced: what follows is drawn after the same numbers.
     if config.init is None:
@@ -408,21 +398,3 @@ def _first_model(config: TrainConfig) -> LM:
     if given.cfg != config.lm:
         raise ConfigError(f"init={config.init!r} is a model of other sizes or options: {given.cfg}, not {config.lm}")
     return given
-
-
-def _optimizer(model: LM, config: TrainConfig) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    gains = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,9 +7,11 @@ and each takes its rows of it when the run goes on, so that their number may cha
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,6 +71,15 @@ def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints of a run, newest first."""
     found = {int(match[1]): path for path in folder.glob("checkpoints/*") if (match := _NAME.fullmatch(path.name))}
     return [found[step] for step in sorted(found, reverse=True)]
+
+
+def move_aside(log: Path) -> Path | None:
+    """Rename a log with rows in it to the first free ``log-N.csv``."""
+    if not log.exists() or log.read_bytes().count(b"\n") < 2:
+        return None
+    aside = next(path for n in itertools.count(1) if not (path := log.with_name(f"log-{n}.csv")).exists())
+    shutil.move(log, aside)
+    return aside
 
 
 def save_state(
