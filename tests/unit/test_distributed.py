@@ -20,6 +20,7 @@ from twellviz.errors import ConfigError
 from twellviz.models import LM, LMConfig, load_checkpoint, save_checkpoint
 from twellviz.training import TrainConfig, read_log, train
 from twellviz.training.distributed import ALONE, Ranks, device_of, ranks_of
+from twellviz.training.estimate import kept_parameters
 from twellviz.training.state import checkpoints
 
 # Rows that two processes do not share evenly, and everything that has a state.
@@ -91,6 +92,7 @@ def _work(rank: int, folder: Path) -> dict[str, Any]:
         "uneven": _refused(folder / "uneven", batch_size=3),
         "taken": _refused(folder / "two"),
         "low": low_precision_losses(Ranks(rank, 2, rank)),
+        "kept": _kept(Ranks(rank, 2, rank)),
     }
 
 
@@ -118,6 +120,16 @@ def low_precision_losses(ranks: Ranks) -> list[float]:
             losses.append(float(ranks.mean_(loss.detach())))
         assert ranks.world == 1 or dist.is_initialized()
     return losses
+
+
+def _kept(ranks: Ranks) -> int:
+    """Weights of this process."""
+    from twellviz.training.distributed import processes
+    from twellviz.training.shards import local, shard
+
+    with processes("cpu"):
+        model = shard(LM(MODEL), torch.device("cpu"), ranks, low_precision=False)
+        return sum(local(parameter).numel() for parameter in model.parameters())
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +241,11 @@ def test_matrices_gathered_in_bfloat16_are_those_of_autocast(pair: Any) -> None:
     assert alone[-1] < alone[0] - 0.1
     assert pair[0]["low"] == pair[1]["low"]
     assert pair[0]["low"] == pytest.approx(alone, rel=1e-3)
+
+
+def test_each_keeps_its_rows_alone(pair: Any) -> None:
+    assert pair[0]["kept"] == kept_parameters(MODEL, 2)
+    assert pair[0]["kept"] + pair[1]["kept"] == LM(MODEL).num_parameters()
 
 
 def _lose_one(rank: int, folder: Path) -> None:
