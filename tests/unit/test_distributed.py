@@ -37,7 +37,7 @@ CONFIG = TrainConfig(
     l1_full_step=15,
     dead_reinit=0.1,
     eval_interval=10,
-    eval_windows=5,
+    eval_windows=1,  # of two processes one has nothing to measure
     out="",
     device="cpu",
     threads=1,
@@ -52,7 +52,7 @@ def run(folder: Path, *, resume: bool = False, on_step: Any = None, **changes: A
     init = folder.parent / "init.safetensors"
     config = replace(CONFIG, out=str(folder), init=str(init) if init.exists() else None, **changes)
     return train(
-        config, train_tokens=TEXT, validation_tokens=TEXT[:200], resume=resume, progress=False, on_step=on_step
+        config, train_tokens=TEXT, validation_tokens=TEXT[:216], resume=resume, progress=False, on_step=on_step
     )
 
 
