@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from twellviz.plots.profiles import layer_profile, layer_profile_table, position_profile, position_profile_table
     from twellviz.plots.roof import roofline, roofline_table
+    from twellviz.plots.several_gpus import memory_parts, memory_table, sharding, sharding_table
     from twellviz.plots.slots import bytes_table, layout_table
     from twellviz.plots.style import PALETTE
     from twellviz.plots.sweep import loss_by_sparsity, sparsity_by_coefficient
@@ -46,10 +47,14 @@ _WHERE = {
     "layout_table": "slots",
     "loss_by_sparsity": "sweep",
     "loss_curve": "training",
+    "memory_parts": "several_gpus",
+    "memory_table": "several_gpus",
     "position_profile": "profiles",
     "position_profile_table": "profiles",
     "roofline": "roof",
     "roofline_table": "roof",
+    "sharding": "several_gpus",
+    "sharding_table": "several_gpus",
     "sparsity_by_coefficient": "sweep",
     "tile_union_layout": "layouts",
     "training_curves": "training",
@@ -74,10 +79,14 @@ __all__ = [
     "layout_table",
     "loss_by_sparsity",
     "loss_curve",
+    "memory_parts",
+    "memory_table",
     "position_profile",
     "position_profile_table",
     "roofline",
     "roofline_table",
+    "sharding",
+    "sharding_table",
     "sparsity_by_coefficient",
     "tile_union_layout",
     "training_curves",

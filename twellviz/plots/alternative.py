@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from twellviz.errors import ConfigError
-from twellviz.plots import heatmap, layouts, profiles, roof, sweep, training
+from twellviz.plots import heatmap, layouts, profiles, roof, several_gpus, sweep, training
 
 _SENTENCES: dict[Callable[..., Any], Callable[..., str]] = {
     heatmap.layer_token_heatmap: heatmap.describe_layer_token_heatmap,
@@ -20,6 +20,8 @@ _SENTENCES: dict[Callable[..., Any], Callable[..., str]] = {
     profiles.layer_profile: profiles.describe_layer_profile,
     profiles.position_profile: profiles.describe_position_profile,
     roof.roofline: roof.describe_roofline,
+    several_gpus.memory_parts: several_gpus.describe_memory_parts,
+    several_gpus.sharding: several_gpus.describe_sharding,
     sweep.loss_by_sparsity: sweep.describe_loss_by_sparsity,
     sweep.sparsity_by_coefficient: sweep.describe_sparsity_by_coefficient,
     training.dead_curve: training.describe_dead_curve,

@@ -13,7 +13,7 @@ from twellviz.models.config import PRESETS, LMConfig, require_float, require_int
 DTYPES = ("float32", "bfloat16")
 OPERATIONAL = (
     *("out", "device", "threads", "eval_interval", "eval_windows", "checkpoint_interval", "checkpoint_activations"),
-    *("log_interval", "tensorboard", "peak_tflops"),
+    *("log_interval", "tensorboard", "peak_tflops", "process_timeout"),
 )
 """Settings that a resumed run may change; the others decide the losses."""
 
@@ -32,8 +32,8 @@ class TrainConfig:
     steps : int
         Optimiser steps, a fixed number.
     batch_size, accumulation : int
-        Sequences of one forward pass, and passes of one step. Only their product decides the losses (up to
-        rounding), only ``batch_size`` the memory.
+        Sequences of one forward pass, of all processes together, and passes of one step. Only their product decides
+        the losses (up to rounding), only ``batch_size`` the memory. It is a multiple of the number of processes.
     seq_len : int, optional
         Tokens of a sequence; the model's ``max_seq_len`` if not given.
     lr, lr_warmup_steps, lr_final : float, int, float
@@ -62,7 +62,7 @@ class TrainConfig:
     out : str, optional
         Folder for log and checkpoints; nothing is written without.
     device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``; of several processes each takes the GPU of its own number.
     dtype : {"float32", "bfloat16"}
         Of the computation; weights and optimiser stay float32.
     compile : bool
@@ -80,6 +80,9 @@ class TrainConfig:
         Dense peak of the device in TFLOP/s for the MFU, where :mod:`twellviz.training.mfu` does not know it.
     threads : int, optional
         CPU threads; torch's own number if not given. Another number may give other last bits.
+    process_timeout : float
+        Seconds after which one of several processes gives up waiting for another: longer than writing a checkpoint
+        and measuring take.
 
     Raises
     ------
@@ -117,6 +120,7 @@ class TrainConfig:
     tensorboard: bool = False
     peak_tflops: float | None = None
     threads: int | None = None
+    process_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -175,6 +179,7 @@ class TrainConfig:
                 require_int(name, getattr(self, name), least=1)
         for name in ("lr", "eps", "grad_clip"):
             require_float(name, getattr(self, name), above=0.0)
+        require_float("process_timeout", self.process_timeout, above=0.0)
         if self.peak_tflops is not None:
             require_float("peak_tflops", self.peak_tflops, above=0.0)
         for name in ("lr_final", "weight_decay", "l1_coefficient", "dead_reinit"):
