@@ -172,6 +172,7 @@ def _text(name: str, tokenizer: Tokenizer) -> TokenArray | TokenMap:
         return load_tokens(name, tokenizer)
     token_map = TokenMap.open(name)
     token_map.check_tokenizer(tokenizer)
+    token_map.verify()  # a second a gigabyte or so, against hours on damaged text
     return token_map
 
 

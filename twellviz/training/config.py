@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -129,13 +130,16 @@ class TrainConfig:
             object.__setattr__(self, "model", PRESETS[self.model])
         elif not isinstance(self.model, LMConfig):
             raise ConfigError(f"model={self.model!r}: the name of a preset or an LMConfig is needed")
+        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2 or not all(map(_is_share, self.betas)):
+            raise ConfigError(f"betas={self.betas!r}: two numbers from 0 to below 1 are needed, as in [0.9, 0.95]")
         object.__setattr__(self, "betas", tuple(self.betas))
         for name in ("out", "init"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, str(getattr(self, name)))
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise ConfigError(f"{name}={value!r}: a path is needed")
+            if value is not None:
+                object.__setattr__(self, name, os.fspath(value))
         self._check_numbers()
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas={self.betas}: two numbers from 0 to below 1 are needed")
         if self.tokens_per_sequence > self.lm.max_seq_len:
             raise ConfigError(f"seq_len={self.seq_len}: the model takes at most max_seq_len={self.lm.max_seq_len}")
         for name in ("lr_final", "dead_reinit"):
@@ -249,6 +253,11 @@ class TrainConfig:
             for name in mine
             if name not in OPERATIONAL and _plain(mine[name]) != _plain(theirs[name])
         ]
+
+
+def _is_share(value: object) -> bool:
+    """Whether it is a number from 0 to below 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def _plain(value: object) -> object:
