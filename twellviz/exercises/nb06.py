@@ -80,8 +80,8 @@ def _dot_costs(trace: KernelTrace) -> str:
     if reads.max() > 2 * fair:
         worst: Any = reads.idxmax()
         return (
-            f"thread {worst[1]} of block {worst[0]} reads {reads.max()} values of up, where {LANES} threads that share them "
-            f"read {fair} each: let lane l take columns l, l + {LANES} and so on"
+            f"thread {worst[1]} of block {worst[0]} reads {reads.max()} values of up, where {LANES} threads that share "
+            f"them read {fair} each: let lane l take columns l, l + {LANES} and so on"
         )
     return ""
 
