@@ -38,7 +38,7 @@ def test_help_loads_no_torch() -> None:
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'numba', 'tokenizers', 'pandas', 'matplotlib'} & set(sys.modules)"
     )
-    for arguments in (["--help"], ["train", "--help"], ["record", "--help"], ["--version"]):
+    for arguments in (["--help"], ["train", "--help"], ["record", "--help"], ["estimate", "--help"], ["--version"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         if arguments == ["--help"]:

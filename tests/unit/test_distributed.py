@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tests import two_processes as two
 from twellviz.errors import ConfigError
 from twellviz.models import LM, LMConfig, load_checkpoint, save_checkpoint
-from twellviz.training import TrainConfig, read_log, train
+from twellviz.training import TrainConfig, evaluate, read_log, train
 from twellviz.training.distributed import ALONE, Ranks, device_of, ranks_of
 from twellviz.training.estimate import kept_parameters
 from twellviz.training.state import checkpoints
@@ -37,7 +37,7 @@ CONFIG = TrainConfig(
     l1_full_step=15,
     dead_reinit=0.1,
     eval_interval=10,
-    eval_windows=1,  # of two processes one has nothing to measure
+    eval_windows=5,
     out="",
     device="cpu",
     threads=1,
@@ -92,7 +92,7 @@ def _work(rank: int, folder: Path) -> dict[str, Any]:
         "uneven": _refused(folder / "uneven", batch_size=3),
         "taken": _refused(folder / "two"),
         "low": low_precision_losses(Ranks(rank, 2, rank)),
-        "kept": _kept(Ranks(rank, 2, rank)),
+        "cut": _cut(Ranks(rank, 2, rank)),
     }
 
 
@@ -122,14 +122,18 @@ def low_precision_losses(ranks: Ranks) -> list[float]:
     return losses
 
 
-def _kept(ranks: Ranks) -> int:
-    """Weights of this process."""
+def _cut(ranks: Ranks) -> dict[str, Any]:
+    """How many weights this process keeps, and what all measure together on a single window."""
     from twellviz.training.distributed import processes
     from twellviz.training.shards import local, shard
 
+    torch.manual_seed(0)
     with processes("cpu"):
         model = shard(LM(MODEL), torch.device("cpu"), ranks, low_precision=False)
-        return sum(local(parameter).numel() for parameter in model.parameters())
+        # First: after a forward without a backward the embedding stays gathered.
+        kept = sum(local(parameter).numel() for parameter in model.parameters())
+        measured = evaluate(model, TEXT[:17], ranks=ranks)
+    return {"kept": kept, "measured": [measured.loss, measured.loss_without_ffn, *measured.l0_L, *measured.dead_L]}
 
 
 @pytest.fixture(scope="module")
@@ -244,8 +248,14 @@ def test_matrices_gathered_in_bfloat16_are_those_of_autocast(pair: Any) -> None:
 
 
 def test_each_keeps_its_rows_alone(pair: Any) -> None:
-    assert pair[0]["kept"] == kept_parameters(MODEL, 2)
-    assert pair[0]["kept"] + pair[1]["kept"] == LM(MODEL).num_parameters()
+    kept = [rank["cut"]["kept"] for rank in pair]
+    assert kept[0] == kept_parameters(MODEL, 2)
+    assert sum(kept) == LM(MODEL).num_parameters()
+
+
+def test_a_process_without_a_window_counts_nothing(pair: Any) -> None:
+    for rank in pair:
+        assert rank["cut"]["measured"] == pytest.approx(_cut(ALONE)["measured"], rel=1e-5)
 
 
 def _lose_one(rank: int, folder: Path) -> None:
@@ -290,7 +300,9 @@ def test_the_command_exports_and_prints_once(tmp_path: Path) -> None:
     assert two.run(_command, tmp_path) == [0, 0]
     assert "held-out loss" in (tmp_path / "out-0.txt").read_text()
     assert (tmp_path / "out-1.txt").read_text() == ""
-    assert load_checkpoint(tmp_path / "run" / "model.safetensors").cfg.d_model == 128
+    written = load_checkpoint(tmp_path / "run" / "model.safetensors").state_dict()
+    state = load_file(checkpoints(tmp_path / "run")[0])
+    assert all(torch.equal(written[name], state[f"model.{name}"]) for name in written if "plan_state" not in name)
 
 
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 
 from twellviz.errors import ConfigError
 from twellviz.models.config import LMConfig, require_float, require_int
-from twellviz.models.loss import CHUNK_ELEMENTS
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PARTS = ("parameters", "gradients", "optimiser", "copies", "activations", "loss", "workspace")
@@ -233,13 +232,20 @@ def loss_bytes(step: Step) -> int:
     return 4 * step.model.d_model * (step.tokens + step.model.vocab_size)
 
 
+def chunk_tokens(step: Step) -> int:
+    """C, tokens whose logits the loss holds at once: ``min(M, 2^26 / V)``."""
+    # Here, since it brings torch along, which the command's --help does without.
+    from twellviz.models.loss import CHUNK_ELEMENTS
+
+    return min(step.tokens, max(1, CHUNK_ELEMENTS // step.model.vocab_size))
+
+
 def logits_bytes(step: Step) -> int:
     """Working memory of the loss: the projection in bfloat16 and the product that is added to its gradient,
     ``2 c V D`` (once in float32, where no copy is made), and two arrays of a chunk's logits in float32, ``8 C V`` with
     ``C = min(M, 2^26 / V)`` tokens."""
     V, D = step.model.vocab_size, step.model.d_model
-    chunk = min(step.tokens, max(1, CHUNK_ELEMENTS // V))
-    return (2 if step.width == 2 else 1) * step.width * V * D + 8 * chunk * V
+    return (2 if step.width == 2 else 1) * step.width * V * D + 8 * chunk_tokens(step) * V
 
 
 def backward_bytes(step: Step) -> int:

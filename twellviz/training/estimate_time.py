@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twellviz.models.loss import CHUNK_ELEMENTS
-from twellviz.training.estimate import Step, kept_parameters, layer_parameters
+from twellviz.training.estimate import Step, chunk_tokens, kept_parameters, layer_parameters
 from twellviz.training.gpus import Gpu
 from twellviz.training.mfu import flops_per_token
 
@@ -119,7 +118,7 @@ def pass_bytes(step: Step) -> float:
     hidden = 22 * forwards + 34 if step.mean_active is None else 0
     layer = (178 * forwards + 262) * D + hidden * H * (1 if cfg.gated else 0.75)
     wide = 1.0 if step.width == 2 else 1.5
-    chunks = -(-M // max(1, CHUNK_ELEMENTS // V))
+    chunks = -(-M // chunk_tokens(step))
     casts = 12 * cfg.n_layers * layer_parameters(cfg) if step.width == 2 else 0
     return wide * M * (cfg.n_layers * layer + 50 * V) + chunks * 12 * V * D + casts
 

@@ -5,9 +5,12 @@ The count is that of the dense model, also where neurons are skipped: a sparse s
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from twellviz.models.config import LMConfig
+
+if TYPE_CHECKING:
+    import torch
 
 # Dense peaks in TFLOP/s from the makers' data sheets: bfloat16 on tensor cores with float32 sums, and float32 outside
 # of them, where torch computes it unless told otherwise. The first name that occurs in the device's counts.
@@ -59,5 +62,7 @@ def device_peak(device: torch.device, dtype: str, given: float | None) -> float 
     """The given peak, or the known one of the device, in FLOP/s."""
     found = given
     if found is None and device.type == "cuda":
+        import torch
+
         found = peak_tflops(torch.cuda.get_device_name(device), dtype)
     return None if found is None else found * 1e12
