@@ -1,4 +1,4 @@
-"""Figures of traces, training runs, packed layouts and rooflines.
+"""Figures of traces, training runs, sparsifiers, packed layouts and rooflines.
 
 Axes-level functions are called as ``f(data, *, ax=None, ...)`` and return the Axes; the figure-level ones,
 :func:`training_curves` and :func:`compare_layouts`, return the Figure. The numbers behind a picture come from a
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from twellviz._lazy import lazy
 
 if TYPE_CHECKING:
+    from twellviz.plots.activations import activation_map
     from twellviz.plots.alternative import describe
     from twellviz.plots.heatmap import heatmap_table, layer_token_heatmap
     from twellviz.plots.layouts import compare_layouts, dense_layout, ell_layout, hybrid_layout, twell_layout
+    from twellviz.plots.methods import pareto, speed_by_method
     from twellviz.plots.profiles import layer_profile, layer_profile_table, position_profile, position_profile_table
     from twellviz.plots.roof import roofline, roofline_table
     from twellviz.plots.slots import bytes_table, layout_table
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "PALETTE": "style",
+    "activation_map": "activations",
     "bytes_table": "slots",
     "compare_layouts": "layouts",
     "dead_curve": "training",
@@ -39,11 +42,13 @@ _WHERE = {
     "layout_table": "slots",
     "loss_by_sparsity": "sweep",
     "loss_curve": "training",
+    "pareto": "methods",
     "position_profile": "profiles",
     "position_profile_table": "profiles",
     "roofline": "roof",
     "roofline_table": "roof",
     "sparsity_by_coefficient": "sweep",
+    "speed_by_method": "methods",
     "training_curves": "training",
     "training_table": "training",
     "twell_layout": "layouts",
@@ -51,6 +56,7 @@ _WHERE = {
 
 __all__ = [
     "PALETTE",
+    "activation_map",
     "bytes_table",
     "compare_layouts",
     "dead_curve",
@@ -66,11 +72,13 @@ __all__ = [
     "layout_table",
     "loss_by_sparsity",
     "loss_curve",
+    "pareto",
     "position_profile",
     "position_profile_table",
     "roofline",
     "roofline_table",
     "sparsity_by_coefficient",
+    "speed_by_method",
     "training_curves",
     "training_table",
     "twell_layout",

@@ -55,7 +55,7 @@ def pack_pattern(block: GatedFFN | FFN | SparseBlock, x_MD: Tensor) -> TwELL:
         if block.signed:
             return TwELL.from_dense(values_MH, keep="nonzero")
         return _pack_positive(values_MH)
-    _require_relu(block)
+    require_relu_block(block)
     return ops.gate_pack(x_MD, deciding(block))
 
 
@@ -88,7 +88,8 @@ def forward_sparse(block: GatedFFN | FFN | SparseBlock, x_MD: Tensor, *, way: st
     up_HD = block.get_parameter("up_weight").detach() if gated else None
     down_HD = block.get_parameter("down_weight").detach()
     if x_MD.device.type == "cuda":
-        return _on_gpu(block, x_MD, up_HD, down_HD)
+        forward_simt = import_module("twellviz.sparsifiers.gpu").forward_simt
+        return forward_simt(block, x_MD, up_HD, down_HD)  # type: ignore[no-any-return]
     return _follow(x_MD, pack_pattern(block, x_MD), up_HD, down_HD, way)
 
 
@@ -109,29 +110,6 @@ def _follow(x_MD: Tensor, packed: TwELL, up_HD: Tensor | None, down_HD: Tensor, 
     return follow(x_MD, packed, up_HD, down_HD)
 
 
-def _on_gpu(block: GatedFFN | FFN | SparseBlock, x_MD: Tensor, up_HD: Tensor | None, down_HD: Tensor) -> Tensor:
-    """The kernels of :mod:`twell.simt` after torch's own dense products."""
-    simt = import_module("twell.simt")
-    if not isinstance(block, SparseBlock):
-        _require_relu(block)
-        if up_HD is None:
-            return simt.ffn(x_MD, deciding(block), down_HD, product="torch")  # type: ignore[no-any-return]
-        return simt.gated_ffn(x_MD, deciding(block), up_HD, down_HD, product="torch")  # type: ignore[no-any-return]
-
-    def follow(values_MH: Tensor) -> Tensor:
-        packed = simt.pack(values_MH)
-        found: Tensor = (
-            simt.token_down(packed, down_HD) if up_HD is None else simt.token_ffn(x_MD, packed, up_HD, down_HD)
-        )
-        return found
-
-    values_MH = block.values(x_MD)
-    if not block.signed:
-        return follow(values_MH)
-    # The kernels there pack positive values. The products are linear in them, so two passes give both signs.
-    return follow(values_MH) - follow(-values_MH)
-
-
 def _pack_positive(values_MH: Tensor) -> TwELL:
     if values_MH.device.type == "cpu":
         return cpu.pack(values_MH)
@@ -143,7 +121,8 @@ def deciding(block: GatedFFN | FFN) -> Tensor:
     return block.get_parameter("up_weight" if isinstance(block, FFN) else "gate_weight").detach()
 
 
-def _require_relu(block: GatedFFN | FFN) -> None:
+def require_relu_block(block: GatedFFN | FFN) -> None:
+    """Raise ConfigError where a plain block has no pattern."""
     if block.activation != "relu":
         raise ConfigError(
             f"activation={block.activation!r} has no exact zeros to skip: calibrate thresholds (teal or cats)"

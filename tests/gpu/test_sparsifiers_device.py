@@ -1,0 +1,60 @@
+"""Every method on a GPU: dense and through the kernels, prefill and one token, under a CUDA graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from twellviz.models import LMConfig
+from twellviz.sparsifiers import METHODS, forward_sparse
+from twellviz.sparsifiers.block import ThresholdBlock
+from twellviz.training import TrainConfig, train
+
+CFG = LMConfig(vocab_size=64, d_model=256, d_hidden=1000, n_layers=2, n_heads=4, max_seq_len=64)
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+def config_of(name: str) -> LMConfig:
+    return replace(CFG, sparsifier=name, activation="silu" if name in ("teal", "cats", "moe") else "relu")
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("n_tokens", [1, 300])
+def test_a_method_equals_its_dense_block(name: str, dtype: torch.dtype, n_tokens: int) -> None:
+    cfg = replace(config_of(name), init_std=0.06)
+    block = cfg.method.make_block(cfg).to("cuda", dtype)
+    if isinstance(block, ThresholdBlock):
+        block.set_threshold(0.3)
+    x = torch.randn(n_tokens, 256, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        expected = block(x).double()
+    error = (forward_sparse(block, x).double() - expected).norm() / expected.norm()
+    assert float(error) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", ["l1", "drelu", "prosparse", "topk", "teal", "cats"])
+def test_a_packed_method_is_captured_by_a_graph(name: str) -> None:
+    cfg = config_of(name)
+    block = cfg.method.make_block(cfg).to("cuda", torch.bfloat16)
+    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+    expected = forward_sparse(block, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = forward_sparse(block, x)
+    graph.replay()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_there(name: str) -> None:
+    text = (np.cumsum(np.random.default_rng(2).integers(1, 3, 8000)) % 64).astype(np.uint16)
+    config = TrainConfig(
+        model=config_of(name), steps=40, batch_size=8, lr=3e-3, l1_coefficient=1e-3 if config_of(name).method.penalised
+        else 0.0, device="cuda", dtype="bfloat16",
+    )  # fmt: skip
+    history = train(config, train_tokens=text, validation_tokens=text[:500], progress=False).history
+    assert history[-1]["cross_entropy"] < history[0]["cross_entropy"] - 1
