@@ -1,4 +1,4 @@
-"""Checks for the notebooks' exercises: one module a notebook, ``nb01`` to ``nb10``."""
+"""Checks for the notebooks' exercises: one module a notebook, ``nb01`` to ``nb11``."""
 
 from __future__ import annotations
 
