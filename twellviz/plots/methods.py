@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from twellviz.errors import ConfigError
 from twellviz.plots.style import PALETTE, axes_or_new, grid, legend
@@ -55,6 +56,8 @@ def pareto(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.plot(front["l0_share"], front["loss"], color=PALETTE["faint"], linewidth=1, zorder=0)
     ax.scatter(front["l0_share"], front["loss"], s=170, facecolors="none", edgecolors=PALETTE["ink"], label="front")
     ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(percent)
     ax.set(xlabel="active neurons of a token, share of all", ylabel="held-out loss (nats)")
     grid(ax)

@@ -48,7 +48,7 @@ def threshold_for(size: Tensor, sparsity: float) -> float:
         raise ConfigError("size is empty: a threshold needs at least one value")
     if sparsity == 0:
         return 0.0
-    # Rounding must not ask for one more: 0.7 * 10 is 7.000000000000001 in other bases too.
+    # A product such as 0.07 * 100, which floating point puts above 7, must not ask for one more.
     place = max(1, int(np.ceil(round(sparsity * size.numel(), 6))))
     return float(size.detach().float().flatten().kthvalue(place).values)
 
