@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from twellviz.models import LMConfig
+from twellviz.models import LM, LMConfig
 from twellviz.sparsifiers import METHODS, forward_sparse
 from twellviz.sparsifiers.block import ThresholdBlock
+from twellviz.sparsifiers.calibration import block_inputs
+from twellviz.sparsifiers.speed import decode_speed, prefill_speed
 from twellviz.training import TrainConfig, train
 
 CFG = LMConfig(vocab_size=64, d_model=256, d_hidden=1000, n_layers=2, n_heads=4, max_seq_len=64)
@@ -50,7 +52,8 @@ def test_a_packed_method_is_captured_by_a_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_trains_there(name: str) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_method_trains_there(name: str, compiled: bool) -> None:
     text = (np.cumsum(np.random.default_rng(2).integers(1, 3, 8000)) % 64).astype(np.uint16)
     config = TrainConfig(
         model=config_of(name), steps=40, batch_size=8, lr=3e-3, l1_coefficient=1e-3 if config_of(name).method.penalised
@@ -58,3 +61,13 @@ def test_a_method_trains_there(name: str) -> None:
     )  # fmt: skip
     history = train(config, train_tokens=text, validation_tokens=text[:500], progress=False).history
     assert history[-1]["cross_entropy"] < history[0]["cross_entropy"] - 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_blocks_are_timed_in_graphs_where_the_host_need_not_wait(name: str) -> None:
+    model = LM(config_of(name)).to("cuda", torch.bfloat16)
+    inputs = block_inputs(model, torch.arange(64, device="cuda").view(1, 64))
+    for measure in (prefill_speed, decode_speed):
+        speed = measure(model, inputs, repeats=2)
+        assert speed.graphs == (name != "moe")
+        assert 0 < min(speed.plain_ms, speed.dense_ms, speed.sparse_ms) < 1000

@@ -27,6 +27,7 @@ from twellviz.sparsifiers.drelu import DReLUBlock
 from twellviz.sparsifiers.moe import ExpertsBlock, load_balance
 from twellviz.sparsifiers.prosparse import FATReLUBlock, ProSparse
 from twellviz.sparsifiers.topk import TopKBlock, keep, top_mask
+from twellviz.traces import record
 from twellviz.training import TrainConfig, evaluate, train
 from twellviz.training.settings_file import read_settings, write_settings
 
@@ -494,6 +495,14 @@ def test_accumulation_bfloat16_and_checkpointed_layers(name: str) -> None:
     assert [row["loss"] for row in run(low).history] == [
         row["loss"] for row in run(replace(low, checkpoint_activations=True)).history
     ]
+
+
+def test_a_recorded_trace_shows_the_pattern_of_the_method() -> None:
+    trunk = load_checkpoint(data_path("nano/model.safetensors"))
+    model = on_trunk(trunk, "topk", share=8 / 512, activation="silu")
+    trace = record(model, Tokenizer.load(), "It is a truth universally acknowledged", progress=False)
+    assert set(trace.mean_L.tolist()) == {8.0}
+    assert trace.max_L.tolist() == [8] * 4
 
 
 def test_another_method_on_a_trained_trunk(trained: Any) -> None:

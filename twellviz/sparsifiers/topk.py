@@ -29,7 +29,7 @@ class TopK(Sparsifier):
     where fewer are non-zero: ReLU may leave less than k, SiLU never does.
 
     Our simplifications: the paper cuts the *input of every linear layer*, attention included; we cut h, the input of
-    the down projection, alone. It trains with several tricks of quantisation that have no part here.
+    the down projection, alone. Its combination with quantised weights is left out.
 
     On the kernels: which neurons are kept is known only after the up product, so only the down product is sparse. With
     ReLU the number of active neurons has no tail: the slots of a tile can be planned.
