@@ -5,6 +5,8 @@ Letters: L layers, M tokens, H hidden width.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -29,6 +31,9 @@ HOSTILE = (
     "\\frac{1}{2}",
     "{braces} %s",
 )
+
+AFTER_HOSTILE = (*(f"\U0001f642[{piece}/4]" for piece in range(1, 5)), "<|im_start|>", f"<{len(HOSTILE) + 5}>")
+"""Labels of the tokens that :func:`hostile_trace` adds."""
 
 
 def activations(
@@ -71,8 +76,16 @@ def sample_trace(n_layers: int = 3, n_tokens: int = 40, n_hidden: int = 200) -> 
 
 
 def hostile_trace() -> Trace:
-    """A trace whose tokens are texts that break renderers."""
-    return trace_of(activations(2, len(HOSTILE), 64, share=0.2), words=list(HOSTILE))
+    """A trace whose tokens are texts that break renderers; then :data:`AFTER_HOSTILE`.
+
+    These are an emoji that four byte tokens share, a special token whose name is markup, and a token of no text.
+    """
+    n_words, n_tokens = len(HOSTILE), len(HOSTILE) + len(AFTER_HOSTILE)
+    made = trace_of(activations(2, n_tokens, 64, share=0.2), words=[*HOSTILE, "\U0001f642", *[""] * 5])
+    offsets_M2 = made.offsets_M2.copy()
+    offsets_M2[n_words : n_words + 4] = offsets_M2[n_words]
+    special = {n_tokens - 2: "<|im_start|>"}
+    return replace(made, offsets_M2=offsets_M2, special=special)
 
 
 def big_trace(n_layers: int, n_tokens: int, n_hidden: int) -> Trace:

@@ -1,8 +1,10 @@
-"""What a measured figure is labelled with: processor and versions."""
+"""What a measured figure is labelled with, processor and versions, and how many threads it runs on."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -34,3 +36,17 @@ def versions(*packages: str) -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """This many CPU threads for torch within the context; its own choice for None."""
+    import torch
+
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -37,6 +37,15 @@ COMMANDS = {
             "twellviz train --out runs/nano",
             "twellviz train --preset micro --steps 2000 --l1 5e-4 --checkpoint-interval 100 --out runs/micro",
             "twellviz train --resume runs/micro",
+            "torchrun --standalone --nproc-per-node 2 -m twellviz train --preset 0.5b --dtype bfloat16 --out runs/0.5b",
+        ),
+    ),
+    "estimate": Command(
+        "twellviz.training.estimate_command",
+        "say what memory and time a training step takes, before anything runs",
+        (
+            "twellviz estimate --preset 2b --gpu h100",
+            "twellviz estimate --preset 2b --gpu h200 --gpus 2 --batch-size 16 --density 29 --checkpoint-activations",
         ),
     ),
     "tokenize": Command(

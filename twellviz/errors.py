@@ -25,3 +25,7 @@ class CheckpointError(TwellvizError):
 
 class TraceError(TwellvizError):
     """A trace is truncated, foreign, or lacks what a view needs."""
+
+
+class ProcessError(TwellvizError):
+    """Another process of a run has failed, or the processes do not agree."""

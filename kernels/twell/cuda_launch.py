@@ -84,6 +84,21 @@ def _check(status: Any, value: Any = None) -> Any:
     return value
 
 
+def _cluster_config(x: int, y: int, z: int, threads: int, shared: int, stream: int, cluster: int) -> Any:
+    driver = _driver()
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    value = driver.CUlaunchAttributeValue()
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+    attribute.value = value
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = x, y, z
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes, config.hStream = shared, driver.CUstream(stream)
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
 class Launcher:
     """One compiled kernel on one device.
 
@@ -99,10 +114,17 @@ class Launcher:
         self._device = device
         self._allowed = 48 << 10
 
-    def __call__(self, blocks: int | tuple[int, ...], threads: int, arguments: Sequence[Any], shared: int = 0) -> None:
+    def __call__(
+        self,
+        blocks: int | tuple[int, ...],
+        threads: int,
+        arguments: Sequence[Any],
+        shared: int = 0,
+        cluster: int = 1,
+    ) -> None:
         """Start the kernel on torch's current stream; the current device must be that of the launcher.
 
-        ``shared``: bytes of dynamic shared memory of a block.
+        ``shared``: bytes of dynamic shared memory of a block; ``cluster``: blocks of a cluster.
         """
         if shared > self._allowed:
             self._allow(shared)
@@ -115,6 +137,10 @@ class Launcher:
         addresses = (ctypes.c_void_p * n)(*range(first, first + 8 * n, 8))
         x, y, z = (*(blocks if isinstance(blocks, tuple) else (blocks,)), 1, 1)[:3]
         stream = torch.cuda.current_stream(self._device).cuda_stream
+        if cluster > 1:
+            config = _cluster_config(x, y, z, threads, shared, stream, cluster)
+            _check(*_driver().cuLaunchKernelEx(config, self._handle, ctypes.addressof(addresses), 0))
+            return
         _check(
             *_driver().cuLaunchKernel(
                 self._handle, x, y, z, threads, 1, 1, shared, stream, ctypes.addressof(addresses), 0

@@ -175,9 +175,12 @@ class Kernel:
         The plain Python function.
     options : dict
         ``launch_bounds`` and other options of ``cuda.jit``, which the simulator does without.
+    cluster : int
+        Blocks of a cluster, 1 or 2.
     """
 
-    def __init__(self, py_func: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, py_func: Callable[..., Any], options: dict[str, Any], cluster: int = 1) -> None:
+        self.cluster = cluster
         self.__doc__ = py_func.__doc__
         self.py_func = py_func
         self.options = options
@@ -212,11 +215,11 @@ class Kernel:
         key = (home.index, *(kind_of(argument) for argument in arguments))
         launcher = self._launchers.get(key)
         if launcher is not None:
-            launcher(blocks, threads, arguments, shared)
+            launcher(blocks, threads, arguments, shared, self.cluster)
             return
         types = tuple(numba_type(argument) for argument in arguments)
         with _numba_device(home):
-            if shared:  # Numba's own launch allows 48 KB
+            if shared or self.cluster > 1:  # Numba's own launch allows 48 KB, and no clusters
                 self._jit().compile(types)
             else:
                 stream = cuda.external_stream(torch.cuda.current_stream(home).cuda_stream)
@@ -226,10 +229,13 @@ class Kernel:
             launcher = launcher_of(self._jit(), types, home.index)
         if launcher is not None:
             self._launchers[key] = launcher
-        if shared:
+        if shared or self.cluster > 1:
             if launcher is None:
-                raise DeviceError(f"{self!r} needs {shared} bytes of shared memory: this numba-cuda cannot grant them")
-            launcher(blocks, threads, arguments, shared)
+                raise DeviceError(
+                    f"{self!r} needs {shared} bytes of shared memory and clusters of {self.cluster} blocks: this "
+                    "numba-cuda cannot grant them"
+                )
+            launcher(blocks, threads, arguments, shared, self.cluster)
 
     def _jit(self) -> Any:
         if self._compiled is None:
@@ -244,13 +250,14 @@ BLOCK_THREADS = 32 if SIMULATED else 256
 """Threads of a block for kernels that take any multiple of 32: few in the simulator, where each is a real one."""
 
 
-def kernel(**options: Any) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(*, cluster: int = 1, **options: Any) -> Callable[[Callable[..., Any]], Kernel]:
     """Decorator that makes a :class:`Kernel`; ``options`` go to ``cuda.jit`` on a GPU.
 
     ``launch_bounds=(threads, blocks)``: the most threads of a block, and the blocks that shall fit on a
-    multiprocessor at once, which bounds the registers a thread may use.
+    multiprocessor at once, which bounds the registers a thread may use. ``cluster``: blocks that run together and
+    reach each other's shared memory (compute capability 9.0).
     """
-    return lambda function: Kernel(function, options)
+    return lambda function: Kernel(function, options, cluster)
 
 
 _simulator = threading.Lock()

@@ -10,7 +10,8 @@
 The Python functions of the same names are the ones to call: they check, apply autocast and take the
 TwELL object apart and together. ``backend="auto"`` takes the fastest one that the device can run: on a CPU the Numba
 kernels, where :mod:`twell.plan` picks the way by the neurons that were really active; on an NVIDIA GPU the kernels of
-:mod:`twell.simt`, for whole blocks with torch's own gate product; elsewhere the plain torch reference.
+:mod:`twell.simt`, for whole blocks with torch's own gate product; elsewhere the plain torch reference. ``"hopper"``,
+by name only, takes the tensor core kernels of :mod:`twell.tensorcore`.
 
 Letters: M tokens, D model width, H hidden width, T tile width, S words of a tile, K spilled tiles.
 """
@@ -34,7 +35,7 @@ from twell.formats import TILE_WIDTH, Clipped, TwELL
 from twell.formats._rules import VALUE_DTYPES, check_compression, check_overflow
 from twell.formats.twell import is_wide, n_tiles_of
 
-BACKENDS = ("auto", "dense", "reference", "cpu", "simt")
+BACKENDS = ("auto", "dense", "reference", "cpu", "simt", "hopper")
 
 _logger = logging.getLogger("twell")
 
@@ -66,7 +67,7 @@ def gate_pack(
     gate_HD : Tensor, dtype of ``x_MD`` [H, D]
     compression : {8, 4, 2}
     overflow : {"spill", "raise", "clip"}
-    backend : {"auto", "reference", "cpu", "simt"}
+    backend : {"auto", "reference", "cpu", "simt", "hopper"}
 
     Raises
     ------
@@ -109,7 +110,7 @@ def gated_ffn(
     gate_HD, up_HD, down_HD : Tensor, dtype of ``x_MD`` [H, D]
         One row per neuron.
     overflow : {"spill", "raise", "clip"}
-    backend : {"auto", "reference", "cpu", "simt"}
+    backend : {"auto", "reference", "cpu", "simt", "hopper"}
 
     Returns
     -------
@@ -163,6 +164,8 @@ def _module(backend: str, x_MD: Tensor) -> ModuleType:
     if backend == "simt" or (backend == "auto" and device == "cuda" and _gpu_runs(x_MD.device)):
         # Imported here, since numba.cuda takes its time and most calls on a CPU never need it.
         return import_module("twell.simt")
+    if backend == "hopper":
+        return import_module("twell.tensorcore.hopper.block")
     if backend == "cpu" or (backend == "auto" and device == "cpu"):
         return cpu
     return reference
@@ -217,6 +220,15 @@ def _is_simt(module: ModuleType) -> bool:
     return module.__name__ == "twell.simt"
 
 
+def _is_hopper(module: ModuleType) -> bool:
+    return module.__name__ == "twell.tensorcore.hopper.block"
+
+
+def _after_pack(module: ModuleType) -> ModuleType:
+    """What runs up and down on a TwELL: the Hopper kernels have no form of their own for it."""
+    return import_module("twell.simt") if _is_hopper(module) else module
+
+
 def _product(backend: str) -> str:
     """Whose gate product a whole block takes on a GPU: tensor cores are torch's alone."""
     return "simt" if backend == "simt" else "torch"
@@ -262,11 +274,13 @@ def _gated_ffn(
     x_MD: Tensor, gate_HD: Tensor, up_HD: Tensor, down_HD: Tensor, overflow: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     module = _module(backend, x_MD)
+    if _is_hopper(module) and overflow == "spill":
+        return module.gated_ffn(x_MD, gate_HD, up_HD, down_HD), _nothing_lost(x_MD)
     if _is_simt(module) and overflow == "spill":
         y_MD = module.gated_ffn(x_MD, gate_HD, up_HD, down_HD, product=_product(backend))
         return y_MD, _nothing_lost(x_MD)
     packed: TwELL = module.gate_pack(x_MD, gate_HD, overflow=overflow)
-    follow = auto_ffn if _follows_plan(backend, x_MD) else module.token_ffn
+    follow = auto_ffn if _follows_plan(backend, x_MD) else _after_pack(module).token_ffn
     return follow(x_MD, packed, up_HD, down_HD), _to_lost(packed.clipped, x_MD)
 
 
@@ -301,10 +315,12 @@ _gated_ffn.register_autograd(_gated_backward, setup_context=_save_gated)
 @torch.library.custom_op("twell::ffn", mutates_args=())
 def _ffn(x_MD: Tensor, up_HD: Tensor, down_HD: Tensor, overflow: str, backend: str) -> tuple[Tensor, Tensor]:
     module = _module(backend, x_MD)
+    if _is_hopper(module) and overflow == "spill":
+        return module.ffn(x_MD, up_HD, down_HD), _nothing_lost(x_MD)
     if _is_simt(module) and overflow == "spill":
         return module.ffn(x_MD, up_HD, down_HD, product=_product(backend)), _nothing_lost(x_MD)
     packed: TwELL = module.gate_pack(x_MD, up_HD, overflow=overflow)
-    follow = auto_down if _follows_plan(backend, x_MD) else module.token_down
+    follow = auto_down if _follows_plan(backend, x_MD) else _after_pack(module).token_down
     return follow(packed, down_HD), _to_lost(packed.clipped, x_MD)
 
 

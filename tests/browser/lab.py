@@ -93,8 +93,13 @@ class Page:
         self.driver.get_log("performance")
 
     def errors(self) -> list[str]:
-        """Errors on the console since the last look."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        """Errors on the console since the last look.
+
+        One of JupyterLab's own is left out: seen once in six runs, on a busy machine, its React removes a node of its
+        own that is gone already. Our module is loaded from a ``blob:`` address, so nothing of ours reads like this.
+        """
+        found = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return [message for message in found if not ("/jlab_core." in message and "'removeChild'" in message)]
 
     def traffic(self) -> tuple[set[str], int]:
         """Addresses that were asked, and the bytes that came in over web sockets, since the last look, in this tab."""

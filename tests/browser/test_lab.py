@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser.lab import Lab, Page
-from tests.trace_samples import HOSTILE, hostile_trace
+from tests.trace_samples import AFTER_HOSTILE, hostile_trace
 
 pytest.importorskip("selenium") if not os.environ.get("CI") else None
 from selenium.webdriver import Keys  # noqa: E402
@@ -234,7 +234,8 @@ def test_hostile_texts_are_shown_literally(views: Lab) -> None:
     shown = explorer_in(page, views.cell(0))
     labels = [button.get_attribute("textContent") for button in page.all(".tv-strip button", shown.box)]
     trace = hostile_trace()
-    assert labels == [trace.label(token) for token in range(len(HOSTILE))]
+    assert labels == [trace.label(token) for token in range(trace.n_tokens)]
+    assert tuple(labels[-len(AFTER_HOSTILE) :]) == AFTER_HOSTILE
     assert "<script>alert(1)</script>" in labels
     assert not page.all("script", shown.box)
     for button in page.all(".widget-toggle-buttons button", shown.box):

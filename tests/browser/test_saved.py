@@ -12,7 +12,7 @@ pytest.importorskip("selenium") if not os.environ.get("CI") else None
 from selenium.webdriver import Keys  # noqa: E402
 
 from tests.browser.lab import Page  # noqa: E402
-from tests.trace_samples import HOSTILE, hostile_trace, sample_trace  # noqa: E402
+from tests.trace_samples import AFTER_HOSTILE, hostile_trace, sample_trace  # noqa: E402
 from twellviz.data import data_path  # noqa: E402
 from twellviz.explorers import compare, explore, explore_layouts  # noqa: E402
 from twellviz.traces import Trace  # noqa: E402
@@ -109,8 +109,9 @@ def test_hostile_texts_in_the_page(offline: Page, tmp_path: Path) -> None:
     page.driver.get(explore(trace).save(tmp_path / "hostile.html").as_uri())
     page.wait(lambda: page.all("#strip button"), "the strip")
     labels = [button.get_attribute("textContent") for button in page.all("#strip button")]
-    assert labels == [trace.label(token) for token in range(len(HOSTILE))]
-    for token in range(len(HOSTILE)):
+    assert labels == [trace.label(token) for token in range(trace.n_tokens)]
+    assert tuple(labels[-len(AFTER_HOSTILE) :]) == AFTER_HOSTILE
+    for token in range(trace.n_tokens):
         page.all("#strip button")[token].click()
     assert len(page.all("script")) == 2
     check_alone(page)

@@ -254,7 +254,7 @@ def write_row(x: Any, gate: Any, h: Any) -> None:
 
 
 def write_directly(x: Any, gate: Any, h: Any) -> None:
-    """Right as well, if not as quick."""
+    """Right, and each step writes cells 16 bytes apart."""
     thread, first, m = cuda.threadIdx.x, cuda.blockIdx.x * 32, cuda.blockIdx.y
     for j in range(4):
         column = first + thread * 4 + j
@@ -485,6 +485,27 @@ def dot_of_block_number(x: Any, up: Any, neurons: Any, dots: Any) -> None:
         for i in range(32):
             total += parts[i]
         dots[cuda.blockIdx.x] = total
+
+
+def dot_by_lane_0(x: Any, up: Any, neurons: Any, dots: Any) -> None:
+    if cuda.threadIdx.x == 0:
+        total = float32(0)
+        for d in range(x.size):
+            total += x[d] * up[neurons[cuda.blockIdx.x], d]
+        dots[cuda.blockIdx.x] = total
+
+
+def dot_by_atomics(x: Any, up: Any, neurons: Any, dots: Any) -> None:
+    total = cuda.shared.array(1, float32)
+    lane = cuda.threadIdx.x
+    if lane == 0:
+        total[0] = 0
+    cuda.syncthreads()
+    for d in range(lane, x.size, 32):
+        cuda.atomic.add(total, 0, x[d] * up[neurons[cuda.blockIdx.x], d])
+    cuda.syncthreads()
+    if lane == 0:
+        dots[cuda.blockIdx.x] = total[0]
 
 
 def add_down(neurons: Any, h: Any, down: Any, y: Any) -> None:
@@ -729,7 +750,6 @@ def token_mirrored(x: Any, counts: Any, neurons: Any, gates: Any, up: Any, down:
 RIGHT: list[tuple[str, Kernel]] = [
     ("5.1", pack_tile),
     ("5.2", write_row),
-    ("5.2", write_directly),
     ("5.3", count_spilled),
     ("6.1", shared_dot),
     ("6.2", add_down),
@@ -751,6 +771,7 @@ WRONG: list[tuple[str, Kernel, int, str, str]] = [
     ("5.2", write_one_too_few, 8, "unwritten output", r"nothing wrote h\[0, 24\] \(8 of 200 cells of h\)"),
     ("5.2", write_without_relu, 8, "wrong value", r"h\[0, 0\]: expected 0\.0, found -4\.0"),
     ("5.2", write_mirrored, 8, "wrong index", r"found 20\.0; .* belongs at h\[0, 24\]"),
+    ("5.2", write_directly, 8, "right and too costly", r"h\[m, column\].*shared memory"),
     ("5.3", count_without_atomic, 8, "race", r"over\[\d\]"),
     ("5.3", count_unguarded, 11, "out of range", r"counts\[11, 0\]"),
     ("5.3", count_off_by_one, 8, "wrong value", r"over\[1\]: expected 5, found 0"),
@@ -762,6 +783,8 @@ WRONG: list[tuple[str, Kernel, int, str, str]] = [
     ("6.1", dot_whole_rounds_only, 45, "wrong value", r"dots\[0\]"),
     ("6.1", dot_in_last_place_first, 64, "wrong index", r"belongs at dots\[3\]"),
     ("6.1", dot_of_block_number, 64, "wrong value", r"dots\[0\]"),
+    ("6.1", dot_by_lane_0, 64, "right and too costly", r"thread 0 of block 0 reads 64 values of up.* read 2 each"),
+    ("6.1", dot_by_atomics, 64, "right and too costly", r"last bits differ from run to run"),
     ("6.2", down_unguarded, 37, "out of range", r"down\[1, 37\]"),
     ("6.2", down_by_neuron, 32, "race", r"y\[0\]"),
     ("6.2", down_without_first, 32, "wrong value", r"y\[0\]"),

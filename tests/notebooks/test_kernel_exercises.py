@@ -62,6 +62,13 @@ def relu_drops_nan(out: Any, a: Any) -> None:
         out[i] = a[i] if a[i] > 0 else float32(0)
 
 
+def relu_by_max(out: Any, a: Any) -> None:
+    """In Python NaN stays; on a GPU the larger of NaN and 0 is 0."""
+    i = cuda.grid(1)
+    if i < a.size:
+        out[i] = max(a[i], float32(0))
+
+
 def relu_leaves_zeros_out(out: Any, a: Any) -> None:
     i = cuda.grid(1)
     if i < a.size and not a[i] <= 0:
@@ -403,6 +410,7 @@ WRONG: list[tuple[str, Answer, str, str]] = [
     ("4.1", relu_first_block_only, "unwritten output", r"nothing wrote out\[8\]"),
     ("4.1", relu_reversed, "wrong index", r"belongs at out\["),
     ("4.1", relu_drops_nan, "wrong value", r"out\[17\]: expected nan, found 0"),
+    ("4.1", relu_by_max, "wrong value", r"out\[17\]: expected nan, found 0"),
     ("4.1", relu_leaves_zeros_out, "unwritten output", "nothing wrote"),
     ("4.1", relu_each_for_all, "right and too costly", r"out\[0\] is written 16 times"),
     ("4.2", grid_sum_race, "race", r"total\[0\].*cuda.atomic.add"),
@@ -493,3 +501,14 @@ def test_right_kernels_compile_for_a_gpu(number: str) -> None:
     kinds = {"float32": types.float32, "int32": types.int32}
     signature = [types.Array(kinds[str(a.dtype)], a.ndim, "C") for a in spec.make(spec.sizes[0]).values()]
     assert ".entry" in compile_for(Kernel(RIGHT[number], {}), signature, (9, 0))[9, 0]
+
+
+def test_an_answer_with_the_ellipsis_left_behind_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    def left_behind(out: Any, a: Any) -> None:
+        i = cuda.grid(1)
+        if i < a.size:
+            out[i] = float32(0) if a[i] <= 0 else a[i]
+        ...  # noqa: PIE790 - the skeleton's
+
+    assert nb04.check("4.1", left_behind) is not None
+    assert "correct in all" in capsys.readouterr().out

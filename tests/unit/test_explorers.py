@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trace_samples import HOSTILE, hostile_trace
+from tests.trace_samples import AFTER_HOSTILE, HOSTILE, hostile_trace
 from twellviz.data import Tokenizer, data_path
 from twellviz.errors import TraceError
 from twellviz.explorers import explore, page
@@ -217,7 +217,7 @@ def test_the_figure_draws_any_text(tmp_path: Path) -> None:
 def test_page_text_neither_turns_round_nor_runs_out_of_the_page(tmp_path: Path) -> None:
     text = explore(hostile_trace()).save(tmp_path / "page.html").read_text(encoding="utf-8")
     data = json.loads(text.split('id="trace">')[1].split("</script>")[0])
-    assert len(data["texts"]) == len(HOSTILE)
+    assert len(data["texts"]) == len(HOSTILE) + len(AFTER_HOSTILE)
     for shown in data["texts"]:
         assert not set(shown) & set("\u202e\u200d\x00"), "a character that is invisible or changes the direction"
         assert len(shown) <= 100

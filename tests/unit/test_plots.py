@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
-from twell import ELL, Hybrid, TwELL
+from twell import ELL, Hybrid, TileUnion, TwELL
 
 from twellviz import plots
 from twellviz.data import Tokenizer, data_path
@@ -123,6 +123,18 @@ def test_ell_and_hybrid_diagrams_count_their_padding() -> None:
     assert (hybrid["kind"] == "entry").sum() == 3 + 40
 
 
+def test_the_union_diagram_has_each_neuron_of_a_block_once() -> None:
+    h_MH = small_matrix()
+    table = plots.layout_table(TileUnion.from_dense(h_MH, block=2))
+    for block, rows in (0, h_MH[:2]), (1, h_MH[2:]):
+        neurons = table[(table["line"] == f"block {block}") & (table["kind"] == "neuron")]["column"].tolist()
+        assert neurons == (rows > 0).any(0).nonzero().squeeze(1).tolist()[: len(neurons)]
+        assert len(neurons) == int((rows > 0).any(0).sum())
+    entries = table[table["kind"] == "entry"]
+    assert entries["value"].sum() == float(h_MH.clamp(min=0).double().sum())
+    assert len(plots.compare_layouts([h_MH, TileUnion.from_dense(h_MH, block=2)]).axes) == 3
+
+
 def test_layouts_are_compared_by_their_real_bytes() -> None:
     h_MH = small_matrix()
     packings = [h_MH, ELL.from_dense(h_MH), TwELL.from_dense(h_MH), Hybrid.from_dense(h_MH)]
@@ -142,7 +154,9 @@ def test_a_line_of_slots_has_all_its_columns_written_or_none() -> None:
     assert written == ["0"], "a slot too narrow for 561 shows no 3 either; the empty token's count fits"
 
 
-@pytest.mark.parametrize("name", ["dense_layout", "ell_layout", "twell_layout", "hybrid_layout", "compare_layouts"])
+@pytest.mark.parametrize(
+    "name", ["dense_layout", "ell_layout", "twell_layout", "hybrid_layout", "tile_union_layout", "compare_layouts"]
+)
 def test_every_layout_draws_odd_matrices_without_a_warning(name: str) -> None:
     odd = torch.zeros(12, 2000)
     odd[0, 0], odd[1, 1999], odd[2] = float("nan"), float("inf"), 1.0

@@ -29,6 +29,7 @@ from twellviz.sparsifiers.prosparse import FATReLUBlock, ProSparse
 from twellviz.sparsifiers.topk import TopKBlock, keep, top_mask
 from twellviz.traces import record
 from twellviz.training import TrainConfig, evaluate, train
+from twellviz.training.estimate import parameter_shapes
 from twellviz.training.settings_file import read_settings, write_settings
 
 TINY = LMConfig(vocab_size=64, d_model=32, d_hidden=128, n_layers=2, n_heads=2, max_seq_len=32)
@@ -84,6 +85,7 @@ def test_every_method_says_where_it_is_from_and_keeps_the_trunk() -> None:
         torch.manual_seed(0)
         model = LM(config_of(name))
         assert LM.estimate_parameters(model.cfg) == model.num_parameters()
+        assert sum(math.prod(shape) for shape in parameter_shapes(model.cfg)) == model.num_parameters()
         weights = dict(model.named_parameters())
         # The same seed gives the same trunk, so that methods differ in nothing else.
         assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())

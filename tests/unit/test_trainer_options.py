@@ -285,7 +285,7 @@ def test_settings_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = tmp_path / "run.yaml"
     path.write_text(
         "model: {preset: micro, gated: false, d_hidden: 512}\nsteps: 3\nl1_coefficient: 1e-3\nbetas: [0.8, 95e-2]\n"
-        "storage: bfloat16\nlog_interval: 2\n"
+        "storage: bfloat16\nlog-interval: 2\n"
     )
     arguments = ["train", "--config", str(path), "--steps", "5", "--activation", "silu", "--print-config"]
     assert main(arguments) == 0
@@ -315,6 +315,10 @@ def test_settings_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("steps: many", "steps='many'"),
         ("lr: fast", "lr='fast'"),
         ("compile: 3", "compile=3: True or False"),
+        ("betas: 0.9", "betas=0.9: two numbers"),
+        ("betas: [0.9, x]", "betas=(0.9, 'x'): two numbers"),
+        ("out: [a]", "out=['a']: a path is needed"),
+        ("batch-sice: 3", "did you mean 'batch_size'?"),
         ("- steps", "settings are a mapping"),
         ("steps: [", "cannot be read as YAML"),
         ("!!python/object/apply:os.system ['true']", "cannot be read as YAML"),
@@ -325,6 +329,18 @@ def test_bad_files(content: str, message: str, tmp_path: Path, capsys: pytest.Ca
     path.write_text(content)
     assert main(["train", "--config", str(path), "--print-config"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_damaged_token_map_is_not_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from twellviz.data import Tokenizer, build_token_map
+    from twellviz.data.documents import Piece
+
+    path = tmp_path / "text.tokens"
+    build_token_map([Piece("many words " * 600, None)], Tokenizer.load(), path, progress=False)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-400] + bytes(400))
+    assert main(["train", "--text", str(path), "--out", str(tmp_path / "out"), "--steps", "1"]) == 2
+    assert "is damaged: its ids have another SHA-256" in capsys.readouterr().err
 
 
 def test_config_with_resume_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from twell.simt.spill import finish, tiles_of
 from twell.simt.token_block import launch_token_ffn
 from twell.simt.token_warp import warp_fits
 from twell.simt.whole_block import COMPRESSION
+from twell.tensorcore.hopper import block as hopper_block
 
 from twellviz.bench.paths import Path
 from twellviz.bench.synthetic import Layer
@@ -45,13 +46,29 @@ def forward_paths(layer: Layer, *, gated: bool) -> list[Path]:
     def csr() -> Sequence[Tensor]:
         return [csr_up_down(layer, F.relu(F.linear(x_MD, gate_HD)).to_sparse_csr(), gated=gated)]
 
+    def hopper(tokens: int) -> Callable[[], Sequence[Tensor]]:
+        if gated:
+            return lambda: [hopper_block.gated_ffn(x_MD, gate_HD, up_HD, down_HD, block=tokens)]
+        return lambda: [hopper_block.ffn(x_MD, gate_HD, down_HD, block=tokens)]
+
     return [
         Path("dense", lambda: [block(*layer)], note="eager"),
         Path("compiled", lambda: [compiled(*layer)], note="torch.compile of dense"),
         Path("csr", csr, note="torch gate product, to CSR, dense up, sparse down"),
         Path("auto", sparse("auto"), note="torch gate product, pack, token"),
         Path("simt", sparse("simt"), note="pack in the epilogue, token"),
+        *(
+            Path(f"hopper {tokens}", hopper(tokens), note=f"tensor cores, unions of {tokens} tokens")
+            for tokens in _sizes(layer)
+        ),
     ]
+
+
+def _sizes(layer: Layer) -> tuple[int, ...]:
+    """Tokens of the unions that the tensor core kernels can take here."""
+    if hopper_block.why_not_hopper(layer.x_MD.device, layer.x_MD.dtype, layer.gate_HD.shape[0]):
+        return ()
+    return hopper_block.BLOCKS
 
 
 def gate_paths(layer: Layer) -> list[Path]:
@@ -72,6 +89,14 @@ def gate_paths(layer: Layer) -> list[Path]:
 
         return of_twell(finish(*parts, fill, n_hidden=shape[1], value_dtype=x_MD.dtype, overflow="spill"))
 
+    hopper = [
+        Path(
+            "hopper epilogue",
+            lambda: hopper_block.pack(x_MD, gate_HD),
+            note="tensor cores, TwELL packed there",
+            dense_of=lambda packed: of_twell(hopper_block.to_twell(packed, n_hidden=shape[1])),
+        )
+    ]
     return [
         Path("dense", lambda: [F.relu(F.linear(x_MD, gate_HD))], note="torch, nothing packed"),
         Path("torch product + pack", lambda: simt.pack(F.linear(x_MD, gate_HD)), dense_of=of_twell),
@@ -89,6 +114,7 @@ def gate_paths(layer: Layer) -> list[Path]:
             note="simt product, TwELL packed there",
             dense_of=of_words,
         ),
+        *(hopper if _sizes(layer) else []),
     ]
 
 
@@ -104,6 +130,9 @@ def up_down_paths(layer: Layer, *, gated: bool) -> list[Path]:
         return [(gate_MH * F.linear(x_MD, up_HD) if gated else gate_MH) @ down_HD]
 
     paths = [Path("dense", dense), Path("csr", lambda: [csr_up_down(layer, gate_csr, gated=gated)])]
+    if sizes := _sizes(layer):
+        words = hopper_block.pack(x_MD, gate_HD)
+        paths += [Path(f"unions of {size}", _unions(layer, words, size, gated=gated)) for size in sizes]
     if gated and x_MD.dtype == torch.float32:
         paths.append(
             Path("csr sampled", lambda: [csr_sampled(layer, gate_csr)], note="up at the pattern alone (SDDMM)")
@@ -113,6 +142,11 @@ def up_down_paths(layer: Layer, *, gated: bool) -> list[Path]:
     if warp_fits(x_MD, up_HD, down_HD):
         paths.append(Path("token warp", lambda: [launch_token_ffn(*arguments, warp=True)]))
     return [*paths, Path("token block", lambda: [launch_token_ffn(*arguments, warp=False)])]
+
+
+def _unions(layer: Layer, words: hopper_block.Packed, size: int, *, gated: bool) -> Callable[[], Sequence[Tensor]]:
+    up_HD = layer.up_HD if gated else None
+    return lambda: [hopper_block.through_unions(layer.x_MD, words, up_HD, layer.down_HD, block=size)]
 
 
 def csr_up_down(layer: Layer, gate_csr: Tensor, *, gated: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks for the notebooks' exercises: one module a notebook, ``nb01`` to ``nb11``."""
+"""Checks for the notebooks' exercises: one module a notebook, ``nb01``, ``nb02`` and so on."""
 
 from __future__ import annotations
 

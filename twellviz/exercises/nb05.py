@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from twell.cuda_target import device
 
-from twellviz.kernel_trace import KernelSheet, KernelSpec, empty
+from twellviz.kernel_trace import KernelSheet, KernelSpec, KernelTrace, coalescing, empty
 
 THREADS = 8
 COLUMNS = 4
@@ -82,6 +82,21 @@ def _spill_arguments(n_tokens: int) -> dict[str, Any]:
     }
 
 
+def _write_costs(trace: KernelTrace) -> str:
+    """Neighbouring threads must write neighbouring cells: a row that begins between two sectors takes one more."""
+    table = coalescing(trace)
+    table = table[(table["array"] == "h") & (table["operation"] == "write")]
+    wasteful = table[table["sectors"] > table["ideal_sectors"] + table["warp_accesses"]]
+    if len(wasteful):
+        worst = wasteful.iloc[0]
+        return (
+            f"the writes of h at line {worst['line']} (`{worst['source']}`) touch {worst['sectors']} sectors of 32 "
+            f"bytes in {worst['warp_accesses']} steps, where neighbours that write neighbours touch one or two a step: "
+            "let the values pass through shared memory, so that thread t writes places t, t + 8, t + 16 and t + 24"
+        )
+    return ""
+
+
 SHEET = KernelSheet(
     [
         KernelSpec(
@@ -100,6 +115,7 @@ SHEET = KernelSheet(
             reference=lambda x, gate, h: {"h": np.maximum(x @ gate.T, 0)},
             launch=lambda n: ((-(-(3 * n + 1) // TILE), n), THREADS),
             sizes=(8, 13),
+            costs=_write_costs,
             hint="Write your 4 values to row_part[thread * 4 + j], cuda.syncthreads(), then let thread t take places "
             "t, t + 8, t + 16 and t + 24: neighbours write neighbours. Each write of h needs "
             "`if column < h.shape[1]`, and a value that is <= 0 becomes 0.",
@@ -116,4 +132,4 @@ SHEET = KernelSheet(
         ),
     ]
 )
-check, hint = SHEET.check, SHEET.hint
+check, hint, record = SHEET.check, SHEET.hint, SHEET.record

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twellviz.kernel_trace import KernelSheet, KernelSpec, empty
+from twellviz.kernel_trace import KernelSheet, KernelSpec, KernelTrace, empty
 
 LANES = 32
 N_HIDDEN = 9
@@ -65,6 +65,27 @@ def _fused(x: Any, counts: Any, neurons: Any, gates: Any, up: Any, down: Any, y:
     return {"y": result}
 
 
+def _dot_costs(trace: KernelTrace) -> str:
+    """All lanes share the work, and no sum depends on who comes first."""
+    accesses = trace.accesses()
+    if (accesses["operation"] == "atomic").any():
+        return (
+            "an atomic adds floats in the order in which threads come, so the last bits differ from run to run: let "
+            "each lane leave its sum in shared memory, and one thread add them in order"
+        )
+    reads = (
+        accesses[(accesses["array"] == "up") & (accesses["operation"] == "read")].groupby(["block", "thread"]).size()
+    )
+    fair = -(-int(reads.sum()) // (4 * LANES))
+    if reads.max() > 2 * fair:
+        worst: Any = reads.idxmax()
+        return (
+            f"thread {worst[1]} of block {worst[0]} reads {reads.max()} values of up, where {LANES} threads that share "
+            f"them read {fair} each: let lane l take columns l, l + {LANES} and so on"
+        )
+    return ""
+
+
 SHEET = KernelSheet(
     [
         KernelSpec(
@@ -73,6 +94,7 @@ SHEET = KernelSheet(
             reference=lambda x, up, neurons, dots: {"dots": up[neurons] @ x},
             launch=lambda n: (4, LANES),
             sizes=(64, 45),
+            costs=_dot_costs,
             hint="A lane adds up columns lane, lane + 32, ...: `for d in range(lane, x.size, 32)`. Its sum goes to "
             "parts[lane]; after cuda.syncthreads() one thread adds the 32 parts and writes dots[cuda.blockIdx.x].",
         ),
@@ -97,4 +119,4 @@ SHEET = KernelSheet(
         ),
     ]
 )
-check, hint = SHEET.check, SHEET.hint
+check, hint, record = SHEET.check, SHEET.hint, SHEET.record

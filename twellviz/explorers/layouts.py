@@ -5,7 +5,6 @@ Letters: M tokens, H hidden width.
 
 from __future__ import annotations
 
-import itertools
 import os
 from html import escape
 from pathlib import Path
@@ -55,7 +54,11 @@ class LayoutExplorer:
         self.compression = widgets.Dropdown(options=[8, 4, 2], description="TwELL C")
         self.block = widgets.Dropdown(options=[1, 2, 4, 8, 16], value=2, description="block B")
         self.matrix = widgets.Textarea(
-            text_of(h_MH), description="matrix", continuous_update=False, layout=widgets.Layout(width="min(100%, 44em)")
+            text_of(h_MH),
+            rows=min(MAX_ROWS, len(h_MH) + 1),
+            description="matrix",
+            continuous_update=False,
+            layout=widgets.Layout(width="min(100%, 44em)"),
         )
         self.said = widgets.HTML()
         self._canvas = CanvasView()
@@ -105,11 +108,10 @@ class LayoutExplorer:
         return ax
 
     def layouts(self) -> Any:
-        """All slots of dense, ELL, Hybrid and TwELL as one figure, by :func:`twellviz.plots.compare_layouts`."""
+        """All slots of every format as one figure, by :func:`twellviz.plots.compare_layouts`."""
         from twellviz.plots import compare_layouts
 
-        shown: list[Any] = [self.h, *(packed for packed in self.packed.values() if not isinstance(packed, TileUnion))]
-        return compare_layouts(shown, max_rows=MAX_ROWS)
+        return compare_layouts([self.h, *self.packed.values()], max_rows=MAX_ROWS)
 
     def summary(self) -> str:
         """The table as text."""
@@ -156,20 +158,17 @@ class LayoutExplorer:
         rows: list[tuple[Any, ...]] = [("dense", dense, 1.0, active, M * H - active, 0, 0, "every value is stored")]
         for name, packed in self.packed.items():
             size = packed.byte_counts()["total"]
-            if isinstance(packed, TileUnion):
-                kept, padding, overflow, lost = active, packed.values.numel() - active, 0, 0
-                how = f"{packed.n_blocks} blocks of {packed.block} tokens, unions {packed.union_sizes().tolist()}"
-            else:
-                layout = slots.read(packed, max_rows=MAX_ROWS)
+            layout = slots.read(packed, max_rows=MAX_ROWS)
+            kept, overflow, lost = layout.n_active, 0, 0
+            if isinstance(packed, TwELL):
+                overflow = packed.spill_tile.numel()
+            elif isinstance(packed, Hybrid):
+                overflow = packed.n_backup
+            elif isinstance(packed, ELL):
                 lost = packed.clipped.entries if packed.clipped else 0
-                kept, padding, how = layout.n_active, layout.n_slots - layout.n_filled, layout.says
-                if isinstance(packed, TwELL):
-                    overflow = packed.spill_tile.numel()
-                elif isinstance(packed, Hybrid):
-                    overflow = packed.n_backup
-                else:
-                    overflow, kept = int(((self.h > 0).sum(1) > packed.width).sum()), active - lost
-            rows.append((name, size, size / dense, kept, padding, overflow, lost, how))
+                kept, overflow = active - lost, int(((self.h > 0).sum(1) > packed.width).sum())
+            padding = layout.n_slots - layout.n_filled
+            rows.append((name, size, size / dense, kept, padding, overflow, lost, layout.says))
         return rows
 
     def _grid(self, *, edit: bool = True) -> Grid:
@@ -280,20 +279,17 @@ def _slots_html(name: str, packed: Any) -> str:
     from twellviz.plots import slots
 
     cell = f"border:1px solid {BORDER};padding:1px 5px;min-width:1.6em;text-align:center"
-    lines: list[tuple[str, list[tuple[str, str]]]] = []
-    if isinstance(packed, TileUnion):
-        starts, value_starts = packed.neuron_start.tolist(), packed.value_start.tolist()
-        for block, (begin, end) in enumerate(itertools.pairwise(starts)):
-            lines.append((f"block {block}: neurons", [(str(n), "count") for n in packed.neurons[begin:end].tolist()]))
-            values = packed.values[value_starts[block] : value_starts[block + 1]].view(-1, max(1, end - begin)).tolist()
-            lines += [
-                (f"token {block * packed.block + row}", [(f"{v:g}", "entry" if v > 0 else "zero") for v in line])
-                for row, line in enumerate(values)
-            ]
-    else:
-        for line in slots.read(packed, max_rows=MAX_ROWS).lines:
-            lines.append((line.label, [(_slot_text(slot), slot.kind) for slot in line.slots[: slots.MAX_SLOTS]]))
-    faces = {"count": "#7d7c78", "entry": "#0072b2", "superseded": "#a8558a", "not finite": "#d55e00"}
+    lines = [
+        (line.label, [(_slot_text(slot), slot.kind) for slot in line.slots[: slots.MAX_SLOTS]])
+        for line in slots.read(packed, max_rows=MAX_ROWS).lines
+    ]
+    faces = {
+        "count": "#7d7c78",
+        "neuron": "#7d7c78",
+        "entry": "#0072b2",
+        "superseded": "#a8558a",
+        "not finite": "#d55e00",
+    }
     body = "".join(
         f'<tr><th scope="row" style="{_LABEL}">{escape(label)}</th>'
         + "".join(
@@ -305,16 +301,16 @@ def _slots_html(name: str, packed: Any) -> str:
         + "</tr>"
         for label, entries in lines
     )
+    heads = "neurons" if isinstance(packed, TileUnion) else "counts"
     return (
         f'<div style="overflow-x:auto;color:{FOREGROUND}"><table style="border-collapse:collapse;font:12px monospace;'
         f'margin-top:8px"><caption style="text-align:left;white-space:nowrap">'
-        f"{name}: each slot in memory, column:value; grey counts, "
-        f"pale padding</caption>{body}</table></div>"
+        f"{name}: each slot in memory, column:value; grey {heads}, pale padding</caption>{body}</table></div>"
     )
 
 
 def _slot_text(slot: Any) -> str:
-    if slot.kind == "count":
+    if slot.kind in ("count", "neuron"):
         return f"{slot.value:g}"
     if slot.kind == "padding":
         return "·"

@@ -372,14 +372,33 @@ def _cell(name: str, index: tuple[int, ...]) -> str:
 
 
 def _is_skeleton(function: FunctionType) -> bool:
-    """Whether the body still has the ``...``, or ``return ...``, that stands for the learner's code."""
-    if ... in function.__code__.co_consts:
-        return True
+    """Whether the body still has the ``...``, or ``return ...``, that stands for the learner's code.
+
+    A body that writes to a parameter is an answer: an ellipsis left behind it does nothing.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
+        return ... in function.__code__.co_consts
+    if any(_writes(node, set(inspect.signature(function).parameters)) for node in ast.walk(tree)):
         return False
-    return any(
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value is ...
-        for node in ast.walk(tree)
+    return any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree))
+
+
+def _writes(node: ast.AST, parameters: set[str]) -> bool:
+    """Whether a statement assigns to a cell of a parameter, or passes one to an atomic."""
+    if isinstance(node, ast.Assign | ast.AugAssign):
+        if isinstance(node.value, ast.Constant) and node.value.value is ...:
+            return False
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(
+            isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id in parameters
+            for target in targets
+        )
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Attribute)
+        and node.func.value.attr == "atomic"
+        and isinstance(node.args[0] if node.args else None, ast.Name)
     )

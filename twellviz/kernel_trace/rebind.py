@@ -59,6 +59,9 @@ class _Rebinder:
             if name in scope:
                 scope[name] = self.value(scope[name])
         scope["cuda"] = self.cuda
+        for name in ("max", "min"):
+            if name not in scope:
+                scope[name] = _PICKS[name]
         for name, cell, original in zip(code.co_freevars, cells, function.__closure__ or (), strict=True):
             if name == "cuda":
                 cell.cell_contents = self.cuda
@@ -94,6 +97,20 @@ class _Module:
             replaced = self._rebinder.value(found)
         setattr(self, name, replaced)  # looked up once
         return replaced
+
+
+def _pick(builtin: Callable[..., Any]) -> Callable[..., Any]:
+    """``max`` or ``min`` as Numba compiles them for a GPU: of two floats the number, where the other is NaN."""
+
+    def call(*arguments: Any) -> Any:
+        numbers = [value for value in arguments if not (isinstance(value, float | np.floating) and value != value)]
+        floats = len(arguments) == 2 and all(isinstance(value, float | np.floating) for value in arguments)
+        return builtin(*(numbers * 2)) if floats and len(numbers) == 1 else builtin(*arguments)
+
+    return call
+
+
+_PICKS = {"max": _pick(max), "min": _pick(min)}
 
 
 def _single_precision(function: Callable[..., Any]) -> Callable[..., Any]:

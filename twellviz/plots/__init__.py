@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from twellviz.plots.activations import activation_map
     from twellviz.plots.alternative import describe
     from twellviz.plots.heatmap import heatmap_table, layer_token_heatmap
-    from twellviz.plots.layouts import compare_layouts, dense_layout, ell_layout, hybrid_layout, twell_layout
+    from twellviz.plots.layouts import (
+        compare_layouts,
+        dense_layout,
+        ell_layout,
+        hybrid_layout,
+        tile_union_layout,
+        twell_layout,
+    )
     from twellviz.plots.methods import pareto, speed_by_method
     from twellviz.plots.profiles import layer_profile, layer_profile_table, position_profile, position_profile_table
     from twellviz.plots.roof import roofline, roofline_table
+    from twellviz.plots.several_gpus import memory_parts, memory_table, sharding, sharding_table
     from twellviz.plots.slots import bytes_table, layout_table
     from twellviz.plots.style import PALETTE
     from twellviz.plots.sweep import loss_by_sparsity, sparsity_by_coefficient
@@ -42,13 +50,18 @@ _WHERE = {
     "layout_table": "slots",
     "loss_by_sparsity": "sweep",
     "loss_curve": "training",
+    "memory_parts": "several_gpus",
+    "memory_table": "several_gpus",
     "pareto": "methods",
     "position_profile": "profiles",
     "position_profile_table": "profiles",
     "roofline": "roof",
     "roofline_table": "roof",
+    "sharding": "several_gpus",
+    "sharding_table": "several_gpus",
     "sparsity_by_coefficient": "sweep",
     "speed_by_method": "methods",
+    "tile_union_layout": "layouts",
     "training_curves": "training",
     "training_table": "training",
     "twell_layout": "layouts",
@@ -72,13 +85,18 @@ __all__ = [
     "layout_table",
     "loss_by_sparsity",
     "loss_curve",
+    "memory_parts",
+    "memory_table",
     "pareto",
     "position_profile",
     "position_profile_table",
     "roofline",
     "roofline_table",
+    "sharding",
+    "sharding_table",
     "sparsity_by_coefficient",
     "speed_by_method",
+    "tile_union_layout",
     "training_curves",
     "training_table",
     "twell_layout",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from twellviz.errors import ConfigError
-from twellviz.plots import activations, heatmap, layouts, methods, profiles, roof, sweep, training
+from twellviz.plots import activations, heatmap, layouts, methods, profiles, roof, several_gpus, sweep, training
 
 _SENTENCES: dict[Callable[..., Any], Callable[..., str]] = {
     activations.activation_map: activations.describe_activation_map,
@@ -16,12 +16,15 @@ _SENTENCES: dict[Callable[..., Any], Callable[..., str]] = {
     layouts.dense_layout: partial(layouts.describe_layout, "dense"),
     layouts.ell_layout: partial(layouts.describe_layout, "ELL"),
     layouts.hybrid_layout: partial(layouts.describe_layout, "Hybrid"),
+    layouts.tile_union_layout: partial(layouts.describe_layout, "TileUnion"),
     layouts.twell_layout: partial(layouts.describe_layout, "TwELL"),
     methods.pareto: methods.describe_pareto,
     methods.speed_by_method: methods.describe_speed_by_method,
     profiles.layer_profile: profiles.describe_layer_profile,
     profiles.position_profile: profiles.describe_position_profile,
     roof.roofline: roof.describe_roofline,
+    several_gpus.memory_parts: several_gpus.describe_memory_parts,
+    several_gpus.sharding: several_gpus.describe_sharding,
     sweep.loss_by_sparsity: sweep.describe_loss_by_sparsity,
     sweep.sparsity_by_coefficient: sweep.describe_sparsity_by_coefficient,
     training.dead_curve: training.describe_dead_curve,

@@ -18,12 +18,13 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
-from twell.formats import ELL, Hybrid, TwELL
+from twell.formats import ELL, Hybrid, TileUnion, TwELL
 
 from twellviz.plots import slots
 from twellviz.plots.slots import KINDS, MAX_ROWS, Layout, Line, Slot
 from twellviz.plots.style import PALETTE, add_axes, axes_or_new, human_bytes, new_figure
 
+_FORMATS = (ELL, TwELL, Hybrid, TileUnion)
 _HATCH = {"padding": "////", "not finite": "...."}
 _LINE_INCHES = 0.2
 _SMALLEST = 5.0
@@ -83,6 +84,18 @@ def hybrid_layout(packed: Hybrid | Tensor, *, ax: Axes | None = None, max_rows: 
         As for :func:`dense_layout`.
     """
     return _single(_read_as("Hybrid", packed, max_rows), ax)
+
+
+def tile_union_layout(packed: TileUnion | Tensor, *, ax: Axes | None = None, max_rows: int = MAX_ROWS) -> Axes:
+    """Draw TileUnion: for each block of tokens the neurons that any of them fires, and a row of values a token.
+
+    Parameters
+    ----------
+    packed : TileUnion, or Tensor [M, H] to pack
+    ax, max_rows
+        As for :func:`dense_layout`; at most 64 neurons of a union are drawn.
+    """
+    return _single(_read_as("TileUnion", packed, max_rows), ax)
 
 
 def compare_layouts(
@@ -159,19 +172,19 @@ def _say(layout: Layout) -> str:
 def _read_as(name: str, data: Any, max_rows: int) -> Layout:
     """The layout of packed data, or of a matrix packed with the format's default settings."""
     max_rows = slots.check_rows(max_rows)
-    kinds: dict[str, Any] = {"ELL": ELL, "TwELL": TwELL, "Hybrid": Hybrid}
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in _FORMATS}
     if name == "dense":
-        h_MH = data.to_dense() if isinstance(data, ELL | TwELL | Hybrid) else data
+        h_MH = data.to_dense() if isinstance(data, _FORMATS) else data
         return slots.read_dense(slots.dense_tensor(h_MH), max_rows=max_rows)
     if not isinstance(data, kinds[name]):
-        h_MH = data.to_dense() if isinstance(data, ELL | TwELL | Hybrid) else slots.dense_tensor(data)
+        h_MH = data.to_dense() if isinstance(data, _FORMATS) else slots.dense_tensor(data)
         data = kinds[name].from_dense(h_MH)
     return slots.read(data, max_rows=max_rows)
 
 
 def _read_all(data: Any, max_rows: int) -> list[Layout]:
     max_rows = slots.check_rows(max_rows)
-    if isinstance(data, list | tuple) and data and isinstance(data[0], Tensor | ELL | TwELL | Hybrid):
+    if isinstance(data, list | tuple) and data and isinstance(data[0], (Tensor, *_FORMATS)):
         return [
             _read_as("dense", packed, max_rows) if isinstance(packed, Tensor) else slots.read(packed, max_rows=max_rows)
             for packed in data
@@ -194,7 +207,7 @@ def _single(layout: Layout, ax: Axes | None) -> Axes:
 def _width(layout: Layout) -> int:
     """Slots across the picture: those of the packed lines; dense lines are squeezed to the same width."""
     packed = max((len(line.slots) for line in layout.lines if not line.dense), default=0)
-    return packed or max((len(line.slots) for line in layout.lines), default=1)
+    return packed or max((len(line.slots) for line in layout.lines if line.slots), default=1)
 
 
 def _cell(layout: Layout, line: Line) -> float:
@@ -272,13 +285,13 @@ def _write(ax: Axes, layout: Layout, norm: colors.Normalize) -> None:
                     va="center",
                     fontsize=size,
                     color=PALETTE["ground"] if dark else PALETTE["ink"],
-                    fontweight="bold" if slot.kind == "count" else "normal",
+                    fontweight="bold" if slot.kind in ("count", "neuron") else "normal",
                 )
 
 
 def _face(slot: Slot, norm: colors.Normalize) -> Any:
-    if slot.kind == "count":
-        return PALETTE["ink"]
+    if slot.kind in ("count", "neuron"):
+        return PALETTE["ink" if slot.kind == "count" else "muted"]
     if slot.kind == "padding":
         return "white"
     if slot.kind == "zero":
@@ -313,6 +326,7 @@ def _explain(figure: Figure, layouts: list[Layout]) -> None:
     found = {slot.kind for layout in layouts for line in layout.lines for slot in line.slots}
     faces = {
         "count": PALETTE["ink"],
+        "neuron": PALETTE["muted"],
         "entry": mpl.colormaps[PALETTE["values"]](0.6),
         "not finite": PALETTE["accent"],
         "superseded": _pale(mpl.colormaps[PALETTE["values"]](0.6)),

@@ -1,6 +1,6 @@
 """What stands in the buffers of a packed matrix, slot by slot: the words are decoded, not drawn from memory.
 
-Letters: M tokens, H hidden width, T columns of a tile, S words of a tile, W ELL width.
+Letters: M tokens, H hidden width, T columns of a tile, S words of a tile, W ELL width, U neurons of a union.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pandas as pd
 import torch
 from torch import Tensor
-from twell.formats import ELL, TILE_WIDTH, Hybrid, TwELL
+from twell.formats import ELL, TILE_WIDTH, Hybrid, TileUnion, TwELL
 
 from twellviz.errors import ConfigError
 
@@ -23,10 +23,11 @@ MAX_SLOTS = 64
 MAX_BACKUPS = 8
 MAX_DENSE = 1024
 
-Packed: TypeAlias = Tensor | ELL | TwELL | Hybrid
+Packed: TypeAlias = Tensor | ELL | TwELL | Hybrid | TileUnion
 
 KINDS = {
     "count": "count of active neurons",
+    "neuron": "neuron of a union, which stands for the column below it",
     "entry": "active neuron: its column, coloured by |value|",
     "not finite": "active neuron whose value is NaN or infinite",
     "superseded": "entry of a spilled tile: the backup counts",
@@ -211,6 +212,41 @@ def read_twell(packed: TwELL, *, max_rows: int = MAX_ROWS, max_tiles: int = MAX_
     )
 
 
+def read_tile_union(packed: TileUnion, *, max_rows: int = MAX_ROWS) -> Layout:
+    """The neurons of each block's union, then its values, a row a token."""
+    M, H = packed.shape
+    rows, lines, widest = min(M, max_rows), [], 0
+    for block in range(-(-rows // packed.block)):
+        neurons_U, values_BU = packed.block_of(block)
+        widest = max(widest, neurons_U.numel())
+        columns = neurons_U[:MAX_SLOTS].tolist()
+        more = _more(neurons_U.numel() - len(columns))
+        lines.append(
+            Line(f"block {block}", tuple(Slot("neuron", column, float(column)) for column in columns), note=more)
+        )
+        for token in range(min(packed.block, rows - block * packed.block)):
+            values = values_BU[token, :MAX_SLOTS].tolist()
+            slots = (
+                # NaN is an entry: only what is exactly zero is none.
+                Slot("zero" if value == 0 else _kind(value), column, value)
+                for column, value in zip(columns, values, strict=True)
+            )
+            lines.append(Line(f"token {block * packed.block + token}", tuple(slots), note=more))
+    filled, sizes = int((packed.values != 0).sum()), packed.union_sizes().tolist()
+    listed = f"{sizes}" if len(sizes) <= 4 else f"{min(sizes)} to {max(sizes)}"
+    return Layout(
+        "TileUnion",
+        (M, H),
+        tuple(lines),
+        _notices(("tokens", rows, M), ("neurons of a union", min(widest, MAX_SLOTS), widest)),
+        packed.byte_counts(),
+        filled,
+        filled,
+        packed.values.numel(),
+        f"{packed.n_blocks} blocks of {packed.block} tokens, unions {listed}",
+    )
+
+
 def read(packed: Packed, *, max_rows: int = MAX_ROWS) -> Layout:
     """The layout of a dense tensor or a packed matrix."""
     if isinstance(packed, TwELL):
@@ -219,6 +255,8 @@ def read(packed: Packed, *, max_rows: int = MAX_ROWS) -> Layout:
         return read_ell(packed, max_rows=max_rows)
     if isinstance(packed, Hybrid):
         return read_hybrid(packed, max_rows=max_rows)
+    if isinstance(packed, TileUnion):
+        return read_tile_union(packed, max_rows=max_rows)
     return read_dense(packed, max_rows=max_rows)
 
 
@@ -227,7 +265,7 @@ def layout_table(packed: Packed, *, max_rows: int = MAX_ROWS) -> pd.DataFrame:
 
     Parameters
     ----------
-    packed : Tensor [M, H], ELL, TwELL or Hybrid
+    packed : Tensor [M, H], ELL, TwELL, Hybrid or TileUnion
     max_rows : int
         Tokens to read.
     """

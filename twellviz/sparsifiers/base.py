@@ -64,7 +64,7 @@ class Sparsifier(ABC):
         """A feed-forward block of a layer, with fresh weights."""
 
     def extra_parameters(self, cfg: LMConfig) -> int:
-        """Weights of a layer beside those of the trunk."""
+        """Weights of a layer beside those of the trunk: whole rows of D."""
         return 0
 
     def l1_at(self, config: TrainConfig, step: int) -> float:

@@ -33,7 +33,9 @@ class MixtureOfExperts(Sparsifier):
     layers: f_e is the share of assignments that expert e got, P_e its mean probability. Even use gives ``balance``.
 
     Our simplifications: as many weights as the dense block (and a router), where published models add experts; no limit
-    on the tokens of an expert, no noise; f_e counts all k choices. The trainer's logged ``loss`` leaves the term out.
+    on the tokens of an expert, no noise; f_e counts all k choices. The term is a product of means over the tokens
+    of one forward pass, so another split of a step into passes or processes changes it a little. The trainer's logged
+    ``loss`` leaves it out.
 
     With ReLU in the trunk a chosen expert's neurons may still be inactive, and L0 counts active neurons; computed are
     always k H / E. On the kernels: whole experts are dense products of contiguous rows, so there is nothing to pack.

@@ -33,7 +33,7 @@ _STORAGE = (*DTYPES, "float16")
 # tell what was asked for.
 _SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--steps", "steps", int, "optimiser steps"),
-    ("--batch-size", "batch_size", int, "sequences of one forward pass"),
+    ("--batch-size", "batch_size", int, "sequences of one forward pass, of all processes together"),
     ("--accumulation", "accumulation", int, "forward passes of one step"),
     ("--seq-len", "seq_len", int, "tokens of a sequence (default: the preset's longest)"),
     ("--lr", "lr", float, "peak learning rate"),
@@ -59,6 +59,7 @@ _SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--peak-tflops", "peak_tflops", float, "dense peak of the device, for the MFU of one that is not known"),
     ("--device", "device", str, "auto, cpu, cuda or cuda:N"),
     ("--threads", "threads", int, "CPU threads (default: torch's own choice)"),
+    ("--process-timeout", "process_timeout", float, "seconds until one of several processes gives up waiting"),
 )
 
 
@@ -139,6 +140,8 @@ def run_cli(args: argparse.Namespace) -> int:
         progress=shown,
     )
     assert config.out is not None
+    if not result.ranks.first:
+        return 0 if result.stopped is None else 128 + signal.Signals[result.stopped]
     if result.stopped is not None:
         print(
             f"stopped by {result.stopped} after {len(result.history)} of {config.steps} steps; nothing is lost. "
@@ -173,6 +176,7 @@ def _text(name: str, tokenizer: Tokenizer) -> TokenArray | TokenMap:
         return load_tokens(name, tokenizer)
     token_map = TokenMap.open(name)
     token_map.check_tokenizer(tokenizer)
+    token_map.verify()  # a second a gigabyte or so, against hours on damaged text
     return token_map
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -13,7 +14,7 @@ from twellviz.models.config import PRESETS, LMConfig, require_float, require_int
 DTYPES = ("float32", "bfloat16")
 OPERATIONAL = (
     *("out", "device", "threads", "eval_interval", "eval_windows", "checkpoint_interval", "checkpoint_activations"),
-    *("log_interval", "tensorboard", "peak_tflops"),
+    *("log_interval", "tensorboard", "peak_tflops", "process_timeout"),
 )
 """Settings that a resumed run may change; the others decide the losses."""
 
@@ -32,8 +33,8 @@ class TrainConfig:
     steps : int
         Optimiser steps, a fixed number.
     batch_size, accumulation : int
-        Sequences of one forward pass, and passes of one step. Only their product decides the losses (up to
-        rounding), only ``batch_size`` the memory.
+        Sequences of one forward pass, of all processes together, and passes of one step. Only their product decides
+        the losses (up to rounding), only ``batch_size`` the memory. It is a multiple of the number of processes.
     seq_len : int, optional
         Tokens of a sequence; the model's ``max_seq_len`` if not given.
     lr, lr_warmup_steps, lr_final : float, int, float
@@ -63,7 +64,7 @@ class TrainConfig:
     out : str, optional
         Folder for log and checkpoints; nothing is written without.
     device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``; of several processes each takes the GPU of its own number.
     dtype : {"float32", "bfloat16"}
         Of the computation; weights and optimiser stay float32.
     compile : bool
@@ -81,6 +82,9 @@ class TrainConfig:
         Dense peak of the device in TFLOP/s for the MFU, where :mod:`twellviz.training.mfu` does not know it.
     threads : int, optional
         CPU threads; torch's own number if not given. Another number may give other last bits.
+    process_timeout : float
+        Seconds after which one of several processes gives up waiting for another: longer than writing a checkpoint
+        and measuring take.
 
     Raises
     ------
@@ -118,6 +122,7 @@ class TrainConfig:
     tensorboard: bool = False
     peak_tflops: float | None = None
     threads: int | None = None
+    process_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -126,13 +131,16 @@ class TrainConfig:
             object.__setattr__(self, "model", PRESETS[self.model])
         elif not isinstance(self.model, LMConfig):
             raise ConfigError(f"model={self.model!r}: the name of a preset or an LMConfig is needed")
+        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2 or not all(map(_is_share, self.betas)):
+            raise ConfigError(f"betas={self.betas!r}: two numbers from 0 to below 1 are needed, as in [0.9, 0.95]")
         object.__setattr__(self, "betas", tuple(self.betas))
         for name in ("out", "init"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, str(getattr(self, name)))
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise ConfigError(f"{name}={value!r}: a path is needed")
+            if value is not None:
+                object.__setattr__(self, name, os.fspath(value))
         self._check_numbers()
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas={self.betas}: two numbers from 0 to below 1 are needed")
         if self.tokens_per_sequence > self.lm.max_seq_len:
             raise ConfigError(f"seq_len={self.seq_len}: the model takes at most max_seq_len={self.lm.max_seq_len}")
         for name in ("lr_final", "dead_reinit"):
@@ -177,6 +185,7 @@ class TrainConfig:
                 require_int(name, getattr(self, name), least=1)
         for name in ("lr", "eps", "grad_clip"):
             require_float(name, getattr(self, name), above=0.0)
+        require_float("process_timeout", self.process_timeout, above=0.0)
         if self.peak_tflops is not None:
             require_float("peak_tflops", self.peak_tflops, above=0.0)
         for name in ("lr_final", "weight_decay", "l1_coefficient", "dead_reinit"):
@@ -250,6 +259,11 @@ class TrainConfig:
             for name in mine
             if name not in OPERATIONAL and _plain(mine[name]) != _plain(theirs[name])
         ]
+
+
+def _is_share(value: object) -> bool:
+    """Whether it is a number from 0 to below 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def _plain(value: object) -> object:

@@ -80,7 +80,7 @@ def export_model(
         "storage": storage,
         "tokenizer_sha256": tokenizer.sha256,
         "held_out": _figures(evaluate(written, validation_tokens, seq_len=seq_len), config),
-        "loss_at_start": _loss_at_start(config, validation_tokens),
+        "loss_at_start": _loss_at_start(config, validation_tokens, next(written.parameters()).device),
         "machine": _machine(config, written),
         "training_seconds": round(result.seconds, 1),
         "tokens_per_second": round(config.steps * config.tokens_per_step / result.seconds),
@@ -104,13 +104,13 @@ def _figures(measured: Evaluation, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _loss_at_start(config: TrainConfig, validation_tokens: TokenArray) -> float:
+def _loss_at_start(config: TrainConfig, validation_tokens: TokenArray, device: torch.device) -> float:
     """Held-out loss of the untrained model of this seed."""
     from twellviz.models.lm import LM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        untrained = LM(config.lm)
+        untrained = LM(config.lm).to(device)
     measured = evaluate(
         untrained, validation_tokens, seq_len=config.tokens_per_sequence, max_windows=64, without_ffn=False
     )

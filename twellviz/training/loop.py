@@ -1,20 +1,17 @@
 """The training loop.
 
 The loss is ``cross-entropy + l1_coefficient * L1`` with L1 the sum of ``|h|`` over the hidden units, mean over
-tokens, mean over layers: the same number for any split of a step into micro-batches.
+tokens, mean over layers: the same number for any split of a step into micro-batches and over processes.
 
 Letters: B sequences, N positions, L layers, H hidden width.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twellviz._machine import torch_threads
 from twellviz.data.order import WindowOrder
 from twellviz.data.token_map import TokenMap
 from twellviz.data.tokens import TokenArray
@@ -31,14 +29,17 @@ from twellviz.errors import ConfigError, DivergedError
 from twellviz.models.checkpoint import load_checkpoint
 from twellviz.models.lm import LM
 from twellviz.training.config import TrainConfig
+from twellviz.training.distributed import ALONE, Ranks, processes
 from twellviz.training.history import CsvLog, Row, columns
 from twellviz.training.inputs import Text, training_texts
 from twellviz.training.measure import Evaluation, autocast, evaluate
 from twellviz.training.mfu import device_peak, flops_per_token
+from twellviz.training.optimizer import adamw
 from twellviz.training.progress import TensorBoard, progress_bar, say
 from twellviz.training.reinit import reinitialise_dead_gates
+from twellviz.training.shards import shard, whole, whole_model
 from twellviz.training.signals import StopRequest
-from twellviz.training.state import checkpoints, restore_newest, save_state, write_config
+from twellviz.training.state import checkpoints, move_aside, restore_newest, save_state, write_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,13 +53,15 @@ class TrainResult:
     ----------
     config : TrainConfig
     model : LM
-        In evaluation mode.
+        In evaluation mode. Of several processes rank 0 alone has its weights.
     history : list of dict
         One row a step; the columns are those of :mod:`twellviz.training.history`.
     evaluation : Evaluation or None
         On the whole held-out text, with and without the feed-forward blocks; None where the run was stopped.
     stopped : str or None
         Name of the signal that stopped it before the last step.
+    ranks : Ranks
+        Which process this is; rank 0 of one, unless started by torchrun.
     """
 
     config: TrainConfig
@@ -66,6 +69,7 @@ class TrainResult:
     history: list[Row]
     evaluation: Evaluation | None
     stopped: str | None = None
+    ranks: Ranks = ALONE
 
     @property
     def seconds(self) -> float:
@@ -74,14 +78,14 @@ class TrainResult:
 
     @property
     def mfu(self) -> float | None:
-        """Mean share of the device's dense peak; None where the peak is not known."""
+        """Mean share of the devices' dense peak; None where the peak is not known."""
         device = next(self.model.parameters()).device
         peak = device_peak(device, self.config.dtype, self.config.peak_tflops)
         if peak is None or not self.history:
             return None
         n_tokens = len(self.history) * self.config.tokens_per_step
         work = n_tokens * flops_per_token(self.config.lm, self.config.tokens_per_sequence)
-        return work / self.seconds / peak
+        return work / self.seconds / (peak * self.ranks.world)
 
     def frame(self) -> pd.DataFrame:
         """The history as a table."""
@@ -104,6 +108,10 @@ def train(
     Seeds torch's global random state with ``config.seed``. The first Ctrl-C or SIGTERM stops after the current
     step, with a checkpoint if there is a folder.
 
+    Under ``torchrun`` each process calls this with the same arguments: they share each pass of ``batch_size``
+    sequences and cut the model among them (:mod:`twellviz.training.shards`). The settings, the token ids of a step, the
+    files and, up to rounding, the losses are those of one process. A signal to any of them stops all.
+
     Parameters
     ----------
     config : TrainConfig
@@ -116,7 +124,7 @@ def train(
     progress : bool
         Show a progress bar.
     on_step : callable, optional
-        Called with the row of each step, as soon as its figures are fetched (``log_interval``).
+        Called with the row of each step, as soon as its figures are fetched (``log_interval``); on rank 0.
 
     Returns
     -------
@@ -130,22 +138,25 @@ def train(
         Loss or gradient is no longer finite.
     CheckpointError
         With ``resume``: the checkpoint is damaged or of another text.
+    ProcessError
+        Another process has failed, or they found different checkpoints.
     """
     train_text, validation_text = training_texts(train_tokens, validation_tokens, config)
-    device = _device(config.device)
-    with _threads(config.threads):
-        run = _Run(config, train_text, validation_text.tokens, device, resume=resume)
+    with processes(config.device, timeout=config.process_timeout) as (ranks, device), torch_threads(config.threads):
+        shown = progress and ranks.first
+        run = _Run(config, train_text, validation_text.tokens, device, ranks, resume=resume)
         try:
-            stopped = run.loop(progress, on_step)
+            stopped = run.loop(shown, on_step)
         finally:
             run.close()
         evaluation = None
         if stopped is None:
-            say("measuring held-out loss ...", shown=progress)
+            say("measuring held-out loss ...", shown=shown)
             evaluation = evaluate(
-                run.model, validation_text.tokens, seq_len=config.tokens_per_sequence, dtype=config.dtype
+                run.model, validation_text.tokens, seq_len=config.tokens_per_sequence, dtype=config.dtype, ranks=ranks
             )
-    return TrainResult(config, run.model.eval(), run.history, evaluation, stopped)
+        model = whole_model(run.model, ranks).eval()
+    return TrainResult(config, model, run.history, evaluation, stopped, ranks)
 
 
 class _Run:
@@ -157,10 +168,12 @@ class _Run:
         train_text: Text,
         validation_tokens: TokenArray,
         device: torch.device,
+        ranks: Ranks,
         *,
         resume: bool,
     ) -> None:
-        self.config, self.device, self.validation_tokens = config, device, validation_tokens
+        self.config, self.device, self.validation_tokens, self.ranks = config, device, validation_tokens, ranks
+        ranks.check_batch(config.batch_size)
         self.order = WindowOrder(
             train_text.tokens,
             seq_len=config.tokens_per_sequence,
@@ -169,14 +182,16 @@ class _Run:
         )
         self.text_sha256 = train_text.sha256
         torch.manual_seed(config.seed)
-        self.model = _first_model(config).to(device).train()
+        self.model = _first_model(config).train()
         self.model.checkpoint_layers = config.checkpoint_activations
         self.method = config.lm.method
         if config.compile:
             for layer in self.model.layers:
                 # Layer by layer: they share one compiled graph, and their parameters keep their names.
                 layer.compile(dynamic=False)
-        self.optimizer = _optimizer(self.model, config)
+        low_precision = config.dtype == "bfloat16" and device.type == "cuda"
+        self.model = shard(self.model, device, ranks, low_precision=low_precision)
+        self.optimizer = adamw(self.model, config)
         self.log_interval = config.log_interval or (10 if device.type == "cuda" else 1)
         self.history: list[Row] = []
         self.step = 0
@@ -196,14 +211,21 @@ class _Run:
         log = folder / "log.csv"
         if resume:
             self.step, self.history = restore_newest(folder, self.model, self.optimizer, self.config, self.text_sha256)
-            if not self.step:
-                aside = _move_aside(log)
-                warnings.warn(
-                    f"{folder} holds no finished checkpoint: the run starts anew"
-                    + (f"; its log so far is now {aside.name}" if aside else ""),
-                    stacklevel=4,
-                )
-        elif checkpoints(folder) or (folder / "config.json").exists() or log.exists():
+            self.ranks.check_same(
+                "the step of the newest checkpoint", self.step, f"{folder} must be one folder for all"
+            )
+        self.ranks.first_does(lambda: self._prepare(folder, log, resume))
+
+    def _prepare(self, folder: Path, log: Path, resume: bool) -> None:
+        """Begin or go on with the folder's files: rank 0."""
+        if resume and not self.step:
+            aside = move_aside(log)
+            warnings.warn(
+                f"{folder} holds no finished checkpoint: the run starts anew"
+                + (f"; its log so far is now {aside.name}" if aside else ""),
+                stacklevel=7,
+            )
+        elif not resume and (checkpoints(folder) or (folder / "config.json").exists() or log.exists()):
             raise ConfigError(f"out={str(folder)!r} already holds a run: resume it, or give another folder")
         if self.config.tensorboard:
             self.board = TensorBoard(folder / "tensorboard", self.step)
@@ -220,7 +242,9 @@ class _Run:
         saved, config = self.step, self.config
         work = flops_per_token(config.lm, config.tokens_per_sequence)
         peak = device_peak(self.device, config.dtype, config.peak_tflops)
-        with StopRequest() as stop, progress_bar(config.steps, self.step, work, peak, shown=progress) as bar:
+        peak = None if peak is None else peak * self.ranks.world
+        request = StopRequest(repeats=self.ranks.world > 1)
+        with request, progress_bar(config.steps, self.step, work, peak, shown=progress) as bar:
 
             def fetch() -> None:
                 for row in (rows := self._fetch()):
@@ -230,11 +254,12 @@ class _Run:
                         self.board.write(row)
                 if rows:
                     bar(rows)
-                if on_step is not None:
+                if on_step is not None and self.ranks.first:
                     for row in rows:
                         on_step(row)
 
-            while self.step < config.steps and stop.received is None:
+            stopped = None
+            while self.step < config.steps and (stopped := self.ranks.agreed_signal(request.received)) is None:
                 validation = self._validation_loss(fetch)
                 self._one_step(validation)
                 self.step += 1
@@ -247,11 +272,12 @@ class _Run:
             # Still inside: a second Ctrl-C may end the writing, it cannot leave half a file.
             if self.folder is not None and saved < self.step:
                 self._save()
-        return stop.received if self.step < config.steps else None
+        return stopped if self.step < config.steps else None
 
     def _save(self) -> int:
         assert self.folder is not None
-        save_state(self.folder, self.step, self.model, self.optimizer, self.history, self.config, self.text_sha256)
+        run = (self.step, self.model, self.optimizer, self.history, self.config, self.text_sha256)
+        save_state(self.folder, *run, ranks=self.ranks)
         return self.step
 
     def _validation_loss(self, fetch: Callable[[], None]) -> float:
@@ -268,6 +294,7 @@ class _Run:
             max_windows=config.eval_windows,
             without_ffn=False,
             dtype=config.dtype,
+            ranks=self.ranks,
         ).loss
 
     def _one_step(self, validation: float) -> None:
@@ -279,7 +306,7 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         cross_entropy, l1_L, activity_LH = self._gradients(l1_coefficient)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)
+        grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.method.after_step(self.model, config, step)
@@ -335,17 +362,20 @@ class _Run:
     def _gradients(self, l1_coefficient: float) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate the gradients of one step: mean cross-entropy, L1 per layer, activity per layer and neuron."""
         config = self.config
-        inputs, targets = (self._to_device(array) for array in self.order.batch(self.step))
+        inputs, targets = self.order.batch(self.step)
         L, H = config.lm.n_layers, config.lm.d_hidden
         cross_entropy = torch.zeros((), dtype=torch.float64, device=self.device)
         l1_L = torch.zeros(L, dtype=torch.float64, device=self.device)
         activity_LH = torch.zeros(L, H, dtype=torch.int64, device=self.device)
         for part in range(config.accumulation):
             rows = slice(part * config.batch_size, (part + 1) * config.batch_size)
+            own = self.ranks.share(config.batch_size)
+            inputs_BN, targets_BN = (self._to_device(array[rows][own]) for array in (inputs, targets))
             with autocast(self.device, config.dtype):
-                output = self.model(inputs[rows], targets[rows], with_stats=True, with_logits=False)
+                output = self.model(inputs_BN, targets_BN, with_stats=True, with_logits=False)
             part_l1_L = torch.stack([stats.l1 for stats in output.stats])
-            # Parts hold equally many tokens, so the mean of their means is the mean over the step.
+            # Parts hold equally many tokens, so the mean of their means is the mean over the step. Over processes the
+            # sharded gradients are averaged as they are made.
             loss = output.loss + l1_coefficient * part_l1_L.mean()
             balance = self.method.balance(output.stats)
             if balance is not None:
@@ -354,7 +384,8 @@ class _Run:
             cross_entropy += output.loss.detach().double() / config.accumulation
             l1_L += part_l1_L.detach().double() / config.accumulation
             activity_LH += torch.stack([stats.activity for stats in output.stats])
-        return cross_entropy, l1_L, activity_LH
+        means = self.ranks.mean_(torch.cat([cross_entropy.unsqueeze(0), l1_L]))
+        return means[0], means[1:], self.ranks.sum_(activity_LH)
 
     def _to_device(self, array_BN: npt.NDArray[np.int64]) -> Tensor:
         tensor = torch.from_numpy(array_BN)
@@ -362,15 +393,6 @@ class _Run:
             return tensor
         # From page-locked memory the copy is queued like a kernel; torch keeps the memory until it is done.
         return tensor.contiguous().pin_memory().to(self.device, non_blocking=True)
-
-
-def _move_aside(log: Path) -> Path | None:
-    """Rename a log with rows in it to the first free ``log-N.csv``."""
-    if not log.exists() or log.read_bytes().count(b"\n") < 2:
-        return None
-    aside = next(path for n in itertools.count(1) if not (path := log.with_name(f"log-{n}.csv")).exists())
-    shutil.move(log, aside)
-    return aside
 
 
 def _first_model(config: TrainConfig) -> LM:
@@ -381,35 +403,3 @@ def _first_model(config: TrainConfig) -> LM:
     if given.cfg != config.lm:
         raise ConfigError(f"init={config.init!r} is a model of other sizes or options: {given.cfg}, not {config.lm}")
     return given
-
-
-def _optimizer(model: LM, config: TrainConfig) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    gains = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device={name!r}: give auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name!r}: give auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices; use auto or cpu")
-    return device
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

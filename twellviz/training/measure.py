@@ -15,6 +15,7 @@ from twellviz.data.tokens import TokenArray
 from twellviz.errors import ConfigError
 from twellviz.models.config import require_int
 from twellviz.models.lm import LM
+from twellviz.training.distributed import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def evaluate(
     max_windows: int | None = None,
     without_ffn: bool = True,
     dtype: str = "float32",
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Measure a model on a text, in windows that do not overlap.
 
@@ -80,6 +82,8 @@ def evaluate(
         Measure the loss without the feed-forward blocks too.
     dtype : {"float32", "bfloat16"}
         Of the computation.
+    ranks : Ranks
+        The processes that share the model and the windows; each must call this, and gets the same numbers.
 
     Returns
     -------
@@ -107,17 +111,23 @@ def evaluate(
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     without_sum = torch.zeros_like(loss_sum)
     activity_LH = torch.zeros(model.cfg.n_layers, model.cfg.d_hidden, dtype=torch.int64, device=device)
-    for first in range(0, take, batch_size):
-        starts = windows[first : first + batch_size, None] * seq_len
+    for first in range(0, take, batch_size * ranks.world):
+        several = windows[first : first + batch_size * ranks.world]
+        own = several[ranks.share(len(several))]
+        # A process without a window runs one too, for the others need its rows of the weights, and does not count it.
+        starts = (own if len(own) else several[:1])[:, None] * seq_len
         block = torch.from_numpy(tokens[starts + np.arange(seq_len + 1)].astype(np.int64)).to(device)
         inputs_BN, targets_BN = block[:, :-1], block[:, 1:]
         with autocast(device, dtype), _uncompiled(model):
             output = model(inputs_BN, targets_BN, with_stats=True, with_logits=False)
-            loss_sum += output.loss.double() * len(starts)
-            activity_LH += torch.stack([stats.activity for stats in output.stats])
+            loss_sum += output.loss.double() * len(own)
+            if len(own):
+                activity_LH += torch.stack([stats.activity for stats in output.stats])
             if without_ffn:
                 output = model(inputs_BN, targets_BN, skip_ffn=True, with_logits=False)
-                without_sum += output.loss.double() * len(starts)
+                without_sum += output.loss.double() * len(own)
+    for total in (loss_sum, without_sum, activity_LH):
+        ranks.sum_(total)
     n_tokens = take * seq_len
     return Evaluation(
         loss=loss_sum.item() / take,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from twellviz.models.lm import LM
+from twellviz.training.shards import local, own_rows
 
 
 @torch.no_grad()
@@ -16,7 +17,7 @@ def reinitialise_dead_gates(model: LM, activity_LH: Sequence[Tensor], share: flo
 
     ``row = (1 - share) row + share N(0, init_std^2)`` for neurons with no activity; the noise comes from the
     global random state of the weights' device, which checkpoints keep. In a block without a gate the up rows
-    decide what fires, so they are moved.
+    decide what fires, so they are moved. Processes that share the weights draw the same noise, and each takes its rows.
 
     Parameters
     ----------
@@ -28,10 +29,12 @@ def reinitialise_dead_gates(model: LM, activity_LH: Sequence[Tensor], share: flo
     """
     for layer, activity_H in zip(model.layers, activity_LH, strict=True):
         gate_HD = deciding_weight(layer)
-        noise_HD = torch.randn_like(gate_HD) * model.cfg.init_std
+        noise_HD = torch.randn(gate_HD.shape, device=gate_HD.device, dtype=gate_HD.dtype) * model.cfg.init_std
         dead_H1 = (activity_H == 0).unsqueeze(1)
+        noise_HD, dead_H1 = (local(own_rows(whole, gate_HD)) for whole in (noise_HD, dead_H1))
+        own_HD = local(gate_HD)
         # torch.where and not an index: no wait for the GPU to count the dead.
-        gate_HD.copy_(torch.where(dead_H1, (1 - share) * gate_HD + share * noise_HD, gate_HD))
+        own_HD.copy_(torch.where(dead_H1, (1 - share) * own_HD + share * noise_HD, own_HD))
 
 
 def deciding_weight(layer: nn.Module) -> nn.Parameter:

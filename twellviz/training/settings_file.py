@@ -40,6 +40,8 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"--config {os.fspath(path)}: settings are a mapping, 'steps: 800' on a line")
+    # Options have dashes, and who copies one from the command line may leave them.
+    content = {key.replace("-", "_") if isinstance(key, str) else key: value for key, value in content.items()}
     known = [field.name for field in fields(TrainConfig)]
     _check_keys(content, (*known, *COMMAND_KEYS), os.fspath(path))
     settings: dict[str, Any] = {name: _number(value) if name in _FLOATS else value for name, value in content.items()}

@@ -14,9 +14,16 @@ class StopRequest:
     """Within this context the first SIGINT or SIGTERM is noted in ``received``; a second one acts as usual.
 
     Outside the main thread, where Python allows no handlers, nothing is caught.
+
+    Parameters
+    ----------
+    repeats : bool
+        Note further ones as well: torchrun passes on to its processes what they may have received already, and kills
+        those that do not end in time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, repeats: bool = False) -> None:
+        self._repeats = repeats
         self.received: str | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -32,7 +39,8 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
-        self._restore()
+        if not self._repeats:
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

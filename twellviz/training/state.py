@@ -1,14 +1,17 @@
 """The checkpoint of a run: weights, optimiser, random state, step, history and settings in one safetensors file.
 
 In the folder of a run lie ``config.json``, ``log.csv`` and ``checkpoints/step-NNNNNNNN.safetensors``, of which the
-last two are kept. A file appears under its name only when it is whole.
+last two are kept. A file appears under its name only when it is whole. Several processes gather it, rank 0 writes it,
+and each takes its rows of it when the run goes on, so that their number may change.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +25,9 @@ from twellviz.errors import CheckpointError, ConfigError
 from twellviz.models.checkpoint import check_tensors, json_field, read_safetensors
 from twellviz.models.lm import LM
 from twellviz.training.config import TrainConfig
+from twellviz.training.distributed import ALONE, Ranks
 from twellviz.training.history import Row, to_row
+from twellviz.training.shards import own_rows, whole
 
 FORMAT = "twellviz.training"
 VERSION = "1"
@@ -68,6 +73,15 @@ def checkpoints(folder: Path) -> list[Path]:
     return [found[step] for step in sorted(found, reverse=True)]
 
 
+def move_aside(log: Path) -> Path | None:
+    """Rename a log with rows in it to the first free ``log-N.csv``."""
+    if not log.exists() or log.read_bytes().count(b"\n") < 2:
+        return None
+    aside = next(path for n in itertools.count(1) if not (path := log.with_name(f"log-{n}.csv")).exists())
+    shutil.move(log, aside)
+    return aside
+
+
 def save_state(
     folder: Path,
     step: int,
@@ -76,8 +90,12 @@ def save_state(
     history: Sequence[Row],
     config: TrainConfig,
     text_sha256: str,
+    *,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Write the checkpoint after ``step`` steps and remove all but the last two.
+
+    Of several processes all must call this; it ends when the file is written.
 
     Returns
     -------
@@ -97,12 +115,20 @@ def save_state(
         "columns": json.dumps({"names": names}),
         "text_sha256": text_sha256,
     }
-    stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    stored = {}
+    for name, tensor in tensors.items():
+        gathered = whole(tensor)
+        if ranks.first:
+            stored[name] = gathered.cpu().contiguous()
     path = folder / "checkpoints" / f"step-{step:08d}.safetensors"
-    sweep(path.parent)
-    write_atomically(path, lambda temporary: save_file(stored, temporary, metadata=header))
-    for old in checkpoints(folder)[KEEP:]:
-        old.unlink()
+
+    def write() -> None:
+        sweep(path.parent)
+        write_atomically(path, lambda temporary: save_file(stored, temporary, metadata=header))
+        for old in checkpoints(folder)[KEEP:]:
+            old.unlink()
+
+    ranks.first_does(write)
     return path
 
 
@@ -160,10 +186,11 @@ def _restore(
     random = {name.removeprefix("rng."): tensor for name, tensor in tensors.items() if name.startswith("rng.")}
     check_tensors({name: t for name, t in tensors.items() if not name.startswith("rng.")}, expected, path)
 
-    model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
+    model.load_state_dict({name: own_rows(tensors[f"model.{name}"], t) for name, t in model.state_dict().items()})
     for name, parameter in model.named_parameters():
         # "step" stands where the fused optimiser keeps it: beside the parameter.
-        optimizer.state[parameter] = {m: tensors[f"{m}.{name}"].to(parameter.device) for m in MOMENTS}
+        moments = {m: own_rows(tensors[f"{m}.{name}"], parameter) for m in MOMENTS if m != "step"}
+        optimizer.state[parameter] = {**moments, "step": tensors[f"step.{name}"].to(parameter.device)}
     _set_random_state(model, random, path)
     rows = [to_row(names, values) for values in tensors["history"].tolist()]
     return step, rows

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 
 from twell.cuda_target import two_forms
-from twell.simt.bits import _emit_narrow, _emit_widen, _types
+from twell.simt.bits import _emit_narrow, _emit_widen, _host_narrow, _types
 
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
 _VECTOR = ir.VectorType(_I32, 4)
@@ -96,12 +97,13 @@ def high_half(word: Any, like: Any) -> Any:
 
 def pair(low: Any, high: Any, like: Any) -> Any:
     """Two float32, rounded as ``like`` stores them, in one word."""
-    raise NotImplementedError("pair runs on a GPU only")
+    bits = [int(_host_narrow(value, like)) & 0xFFFF for value in (low, high)]
+    return np.uint32(bits[0] | bits[1] << 16)
 
 
 def kept(word: Any) -> Any:
     """The word itself; what is computed from it is computed where it stands, not before a loop and kept."""
-    raise NotImplementedError("kept runs on a GPU only")
+    return word
 
 
 load_16_bytes = two_forms(load_16_bytes, _gpu_load)

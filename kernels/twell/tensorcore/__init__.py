@@ -1,0 +1,1 @@
+"""Kernels for tensor cores: Hopper's wgmma, fed by its bulk tensor copies, from plain Numba CUDA."""
