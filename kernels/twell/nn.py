@@ -40,11 +40,15 @@ class FFNStats(NamedTuple):
         Mean over tokens of the sum of ``|h|`` over the hidden units; differentiable.
     activity : Tensor, int64 [H]
         Tokens on which each neuron was active.
+    balance : Tensor, float32 scalar, or None
+        What a block of another kind asks to be added to the loss (load balancing of experts); the blocks here give
+        None.
     """
 
     l0: Tensor
     l1: Tensor
     activity: Tensor
+    balance: Tensor | None = None
 
 
 class _Block(nn.Module, ABC):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from twellviz.errors import ConfigError
+from twellviz.sparsifiers.base import Sparsifier
+from twellviz.sparsifiers.registry import sparsifier
 
 ACTIVATIONS = ("relu", "silu")
 
@@ -33,6 +35,11 @@ class LMConfig:
         Standard deviation of all weight matrices at the start (paper Table 2: 0.02).
     tie_embeddings : bool
         The output projection is the embedding.
+    sparsifier : str
+        What makes neurons inactive: a name of :data:`twellviz.sparsifiers.METHODS`. ``"l1"`` is the plain block,
+        which the trainer's penalty makes sparse.
+    sparsifier_options : mapping
+        The method's options; it is kept with all of them, in plain values.
 
     Raises
     ------
@@ -52,6 +59,8 @@ class LMConfig:
     norm_eps: float = 1e-5
     init_std: float = 0.02
     tie_embeddings: bool = True
+    sparsifier: str = "l1"
+    sparsifier_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "d_hidden", "n_layers", "n_heads", "max_seq_len"):
@@ -70,6 +79,14 @@ class LMConfig:
                 f"d_model={self.d_model} / n_heads={self.n_heads} is {self.head_width}: rotary positions turn pairs, "
                 "so an even head width is needed"
             )
+        method = self.method
+        method.check_model(self)
+        object.__setattr__(self, "sparsifier_options", method.options())
+
+    @property
+    def method(self) -> Sparsifier:
+        """The sparsifier with its options."""
+        return sparsifier(self.sparsifier, self.sparsifier_options)
 
     @property
     def head_width(self) -> int:

@@ -19,6 +19,7 @@ from twell.nn import FFN, FFNStats, GatedFFN
 from twellviz.errors import ConfigError
 from twellviz.models.config import LMConfig, require_float, require_int
 from twellviz.models.loss import projected_cross_entropy
+from twellviz.sparsifiers.block import SparseBlock
 
 
 class LMOutput(NamedTuple):
@@ -67,15 +68,14 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention, then the feed-forward block ``ffn``; each reads a normed copy and adds to the stream."""
 
-    ffn: GatedFFN | FFN
+    ffn: GatedFFN | FFN | SparseBlock
 
     def __init__(self, cfg: LMConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(cfg.d_model, eps=cfg.norm_eps)
         self.attention = Attention(cfg)
         self.ffn_norm = nn.RMSNorm(cfg.d_model, eps=cfg.norm_eps)
-        block = GatedFFN if cfg.gated else FFN
-        self.ffn = block(cfg.d_model, cfg.d_hidden, activation=cfg.activation, init_std=cfg.init_std)
+        self.ffn = cfg.method.make_block(cfg)
 
     def forward(
         self, x_BND: Tensor, cos_NK: Tensor, sin_NK: Tensor, *, with_stats: bool = False, skip_ffn: bool = False
@@ -103,7 +103,8 @@ class LM(nn.Module):
     ----------
     cfg : LMConfig
     layers : nn.ModuleList of Layer
-        ``layers[i].ffn`` is the :class:`twell.nn.GatedFFN` or :class:`twell.nn.FFN` of layer i.
+        ``layers[i].ffn`` is the :class:`twell.nn.GatedFFN` or :class:`twell.nn.FFN` of layer i, or what
+        ``cfg.sparsifier`` puts in its place (:class:`twellviz.sparsifiers.block.SparseBlock`).
     checkpoint_layers : bool
         In training keep what enters each layer alone and run the layer once more in the backward (Chen et al., arXiv
         1604.06174): less memory, a third more work, the same bits. False at first.
@@ -246,6 +247,7 @@ class LM(nn.Module):
         """:meth:`num_parameters` of a model of this config, without building it."""
         V, D, H = cfg.vocab_size, cfg.d_model, cfg.d_hidden
         layer = 4 * D * D + (3 if cfg.gated else 2) * D * H + 2 * D
+        layer += cfg.method.extra_parameters(cfg)
         return (1 if cfg.tie_embeddings else 2) * V * D + cfg.n_layers * layer + D
 
     def _check(self, tokens_BN: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Figures of traces, training runs, packed layouts and rooflines.
+"""Figures of traces, training runs, sparsifiers, packed layouts and rooflines.
 
 Axes-level functions are called as ``f(data, *, ax=None, ...)`` and return the Axes; the figure-level ones,
 :func:`training_curves` and :func:`compare_layouts`, return the Figure. The numbers behind a picture come from a
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from twellviz._lazy import lazy
 
 if TYPE_CHECKING:
+    from twellviz.plots.activations import activation_map
     from twellviz.plots.alternative import describe
     from twellviz.plots.heatmap import heatmap_table, layer_token_heatmap
     from twellviz.plots.layouts import (
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         tile_union_layout,
         twell_layout,
     )
+    from twellviz.plots.methods import pareto, speed_by_method
     from twellviz.plots.profiles import layer_profile, layer_profile_table, position_profile, position_profile_table
     from twellviz.plots.roof import roofline, roofline_table
     from twellviz.plots.several_gpus import memory_parts, memory_table, sharding, sharding_table
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "PALETTE": "style",
+    "activation_map": "activations",
     "bytes_table": "slots",
     "compare_layouts": "layouts",
     "dead_curve": "training",
@@ -49,6 +52,7 @@ _WHERE = {
     "loss_curve": "training",
     "memory_parts": "several_gpus",
     "memory_table": "several_gpus",
+    "pareto": "methods",
     "position_profile": "profiles",
     "position_profile_table": "profiles",
     "roofline": "roof",
@@ -56,6 +60,7 @@ _WHERE = {
     "sharding": "several_gpus",
     "sharding_table": "several_gpus",
     "sparsity_by_coefficient": "sweep",
+    "speed_by_method": "methods",
     "tile_union_layout": "layouts",
     "training_curves": "training",
     "training_table": "training",
@@ -64,6 +69,7 @@ _WHERE = {
 
 __all__ = [
     "PALETTE",
+    "activation_map",
     "bytes_table",
     "compare_layouts",
     "dead_curve",
@@ -81,6 +87,7 @@ __all__ = [
     "loss_curve",
     "memory_parts",
     "memory_table",
+    "pareto",
     "position_profile",
     "position_profile_table",
     "roofline",
@@ -88,6 +95,7 @@ __all__ = [
     "sharding",
     "sharding_table",
     "sparsity_by_coefficient",
+    "speed_by_method",
     "tile_union_layout",
     "training_curves",
     "training_table",

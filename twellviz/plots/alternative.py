@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from twellviz.errors import ConfigError
-from twellviz.plots import heatmap, layouts, profiles, roof, several_gpus, sweep, training
+from twellviz.plots import activations, heatmap, layouts, methods, profiles, roof, several_gpus, sweep, training
 
 _SENTENCES: dict[Callable[..., Any], Callable[..., str]] = {
+    activations.activation_map: activations.describe_activation_map,
     heatmap.layer_token_heatmap: heatmap.describe_layer_token_heatmap,
     layouts.compare_layouts: layouts.describe_compare_layouts,
     layouts.dense_layout: partial(layouts.describe_layout, "dense"),
@@ -17,6 +18,8 @@ _SENTENCES: dict[Callable[..., Any], Callable[..., str]] = {
     layouts.hybrid_layout: partial(layouts.describe_layout, "Hybrid"),
     layouts.tile_union_layout: partial(layouts.describe_layout, "TileUnion"),
     layouts.twell_layout: partial(layouts.describe_layout, "TwELL"),
+    methods.pareto: methods.describe_pareto,
+    methods.speed_by_method: methods.describe_speed_by_method,
     profiles.layer_profile: profiles.describe_layer_profile,
     profiles.position_profile: profiles.describe_position_profile,
     roof.roofline: roof.describe_roofline,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from twellviz.errors import ConfigError
 from twellviz.models.config import ACTIVATIONS, PRESETS
+from twellviz.sparsifiers.registry import METHODS
 from twellviz.training.config import DTYPES, OPERATIONAL, TrainConfig
 from twellviz.training.settings_file import COMMAND_KEYS, read_settings, write_settings
 
@@ -71,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gate.add_argument("--gated", action=argparse.BooleanOptionalAction, help="feed-forward blocks with a gate")
     gate.add_argument("--plain", dest="gated", action="store_false", help="the same as --no-gated")
     model.add_argument("--activation", choices=ACTIVATIONS, help="relu gives exact zeros (default: relu)")
+    model.add_argument(
+        "--sparsifier", choices=METHODS, help="what makes neurons inactive; options: --config (default: l1)"
+    )
     text = parser.add_argument_group("text (default: the shipped text and tokenizer)")
     text.add_argument(
         "--text", metavar="FILE", help='JSON lines with "text" to train on, or a .tokens file of the command tokenize'
@@ -192,7 +196,7 @@ def _config(given: dict[str, Any], from_file: dict[str, Any], vocab_size: int | 
     if "resume" in given:
         from twellviz.training.state import stored_config
 
-        fixed = [name for name in (*settings, "preset", "gated", "activation", "out") if name in given]
+        fixed = [name for name in (*settings, "preset", "gated", "activation", "sparsifier", "out") if name in given]
         if clash := [name for name in fixed if name not in OPERATIONAL or name == "out"]:
             raise ConfigError(
                 f"--resume with {', '.join(clash)}: a run goes on with its own settings; leave them out, or train into "
@@ -202,6 +206,9 @@ def _config(given: dict[str, Any], from_file: dict[str, Any], vocab_size: int | 
     preset = given.get("preset", "nano" if "model" not in from_file else None)
     model = from_file["model"] if preset is None else PRESETS[preset]
     model = replace(model, **{name: given[name] for name in ("gated", "activation") if name in given})
+    if given.get("sparsifier", model.sparsifier) != model.sparsifier:
+        # Options of another method mean nothing to this one.
+        model = replace(model, sparsifier=given["sparsifier"], sparsifier_options={})
     if vocab_size is not None:
         model = replace(model, vocab_size=vocab_size)
     out = given.get("out", from_file.get("out") or f"runs/{preset or Path(given['config']).stem}")

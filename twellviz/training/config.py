@@ -42,7 +42,8 @@ class TrainConfig:
     betas, eps, weight_decay, grad_clip : float
         AdamW and the largest norm of the gradient. Weight decay applies to matrices, not to norm gains.
     l1_coefficient : float
-        Factor of the L1 penalty: the sum of ``|h|`` over the hidden units, mean over tokens and layers.
+        Factor of the L1 penalty: the sum of ``|h|`` over the hidden units, mean over tokens and layers. 0 is needed
+        where the model's sparsifier has no penalty.
     l1_start_step, l1_full_step : int
         L1 warm-up: no penalty before the first, a linear rise up to the second (paper Table 5).
     dead_reinit : float
@@ -154,6 +155,7 @@ class TrainConfig:
             raise ConfigError(
                 f"dead_reinit={self.dead_reinit} with activation={self.lm.activation!r}: only ReLU neurons die; set 0"
             )
+        self.lm.method.check_training(self)
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
         for name in ("compile", "checkpoint_activations", "tensorboard"):
@@ -214,7 +216,11 @@ class TrainConfig:
         return self.lr * (self.lr_final + (1 - self.lr_final) * cosine)
 
     def l1_at(self, step: int) -> float:
-        """L1 coefficient of a step (from 0)."""
+        """L1 coefficient of a step (from 0), as the model's sparsifier has it: :meth:`l1_warmup` for most."""
+        return self.lm.method.l1_at(self, step)
+
+    def l1_warmup(self, step: int) -> float:
+        """L1 coefficient of a step by ``l1_start_step`` and ``l1_full_step``."""
         if step < self.l1_start_step:
             return 0.0
         if step >= self.l1_full_step:

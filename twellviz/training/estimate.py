@@ -137,11 +137,14 @@ class Memory:
 
 def parameter_shapes(cfg: LMConfig) -> Iterator[tuple[int, ...]]:
     """Shapes of all weights: embedding ``[V, D]``; in each layer two gains ``[D]``, four ``[D, D]`` of the attention,
-    three ``[H, D]`` (two without a gate); a gain ``[D]``; ``[V, D]`` once more where embeddings are not tied."""
+    three ``[H, D]`` (two without a gate), and a router's rows ``[E, D]`` where the sparsifier has one; a gain ``[D]``;
+    ``[V, D]`` once more where embeddings are not tied."""
     V, D, H = cfg.vocab_size, cfg.d_model, cfg.d_hidden
     yield V, D
     for _ in range(cfg.n_layers):
         yield from [(D,)] * 2 + [(D, D)] * 4 + [(H, D)] * (3 if cfg.gated else 2)
+        if extra := cfg.method.extra_parameters(cfg):
+            yield extra // D, D
     yield (D,)
     if not cfg.tie_embeddings:
         yield V, D

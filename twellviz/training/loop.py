@@ -184,6 +184,7 @@ class _Run:
         torch.manual_seed(config.seed)
         self.model = _first_model(config).train()
         self.model.checkpoint_layers = config.checkpoint_activations
+        self.method = config.lm.method
         if config.compile:
             for layer in self.model.layers:
                 # Layer by layer: they share one compiled graph, and their parameters keep their names.
@@ -308,6 +309,7 @@ class _Run:
         grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.method.after_step(self.model, config, step)
         if config.dead_reinit:
             reinitialise_dead_gates(self.model, list(activity_LH), config.dead_reinit)
         l0_L = activity_LH.sum(1).double() / config.tokens_per_step
@@ -374,8 +376,11 @@ class _Run:
             part_l1_L = torch.stack([stats.l1 for stats in output.stats])
             # Parts hold equally many tokens, so the mean of their means is the mean over the step. Over processes the
             # sharded gradients are averaged as they are made.
-            loss = (output.loss + l1_coefficient * part_l1_L.mean()) / config.accumulation
-            loss.backward()
+            loss = output.loss + l1_coefficient * part_l1_L.mean()
+            balance = self.method.balance(output.stats)
+            if balance is not None:
+                loss = loss + balance
+            (loss / config.accumulation).backward()
             cross_entropy += output.loss.detach().double() / config.accumulation
             l1_L += part_l1_L.detach().double() / config.accumulation
             activity_LH += torch.stack([stats.activity for stats in output.stats])

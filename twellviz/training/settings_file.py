@@ -70,6 +70,9 @@ def _model(given: object, path: str) -> LMConfig:
         raise ConfigError(f"model: {given!r} in {path}: the name of a preset or a mapping of sizes is needed")
     _check_keys(given, ("preset", *(field.name for field in fields(LMConfig))), f"{path}, model")
     sizes: dict[str, Any] = {name: _number(value) if name in _MODEL_FLOATS else value for name, value in given.items()}
+    options = sizes.get("sparsifier_options")
+    if isinstance(options, dict):
+        sizes["sparsifier_options"] = {name: _numbers(value) for name, value in options.items()}
     preset = sizes.pop("preset", None)
     if preset is None:
         return LMConfig.from_dict(sizes)
@@ -86,6 +89,10 @@ def _check_keys(given: Iterable[object], known: Iterable[str], where: str) -> No
             near = longer or get_close_matches(str(key), names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
             raise ConfigError(f"{where}: unknown setting {key!r}; {hint}")
+
+
+def _numbers(value: object) -> object:
+    return [_number(item) for item in value] if isinstance(value, list) else _number(value)
 
 
 def _number(value: object) -> object:
