@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from twell import CapacityError, DtypeError, GatedFFN, ops, reference
+from twell import CapacityError, ops, reference
+from twell.errors import DtypeError
+from twell.nn import GatedFFN
 from twell.tensorcore.hopper import block
 from twell.tensorcore.hopper.block import why_not_hopper
 
